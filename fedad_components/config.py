@@ -1,0 +1,208 @@
+"""Every default of FedAD, typed and validated, written once.
+
+The job folder, the documentation (``docs/configuration.md``) and the command line are generated from these classes.
+Values are the paper's; those its missing Table 3 would have held are derived from its figures and marked *derived*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Names that become file names on a site or server: no separators, no leading dot."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key, the value and what was expected."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InitialWeights(_Section):
+    """Weights that every site starts from, as a file that the consortium supplies to the server."""
+
+    file: str = Field(description="safetensors file on the server, with torchvision's ResNet-18 names")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of that file; another file is refused")
+
+
+class ModelConfig(_Section):
+    """Extractor f(x; theta): torchvision's ResNet-18 without its last layer, 512 features."""
+
+    image_size: int = Field(224, ge=32, le=1024, description="side of a view in pixels; below 96 the stem is 3x3 "
+                            "stride 1 without max-pool")
+    norm: Literal["batch", "local", "group"] = Field("batch", description="batch: running statistics are aggregated; "
+                                                     "local: they stay at the site (FedBN); group: GroupNorm")
+    initial_weights: InitialWeights | None = Field(None, description="none: random initialisation from the seed")
+
+
+class LossConfig(_Section):
+    """FedSD, Eqs. 2-4."""
+
+    temperature: Positive = Field(0.1, description="tau of NT-Xent, Eq. 2 (derived)")
+    gamma: NonNegative = Field(2.0, description="weight of the orthogonality loss, Eq. 4")
+    domain_alignment: Literal["opposite", "orthogonal"] = Field(
+        "opposite", description="opposite: 1 + cos(z_d, z_g), Eq. 3; orthogonal: cos^2(z_d, z_g), free of the conflict "
+        "with Eq. 4")
+    teacher_centering: bool = Field(False, description="subtract the batch mean from z_g before the cosine")
+    decorrelation: Literal["image", "batch"] = Field(
+        "image", description="image: cos^2(z_s, z_d) of each image, Eq. 4; batch: squared cross-correlation of z_s and "
+        "z_d over the batch")
+    domain_target: Literal["teacher", "style"] = Field(
+        "teacher", description="what z_d is aligned with: the teacher (Eq. 3), or style statistics of the image")
+    head: Literal["private", "aggregated"] = Field(
+        "private", description="private: phi never leaves the site; aggregated: averaged with the extractor "
+        "(FedAvg-SSL), which a site refuses unless its policy allows it")
+
+
+class ATSAConfig(_Section):
+    """Adaptive teacher-student alignment, Eqs. 5-6 and Algorithm 1."""
+
+    schedule: Literal["atsa", "fixed"] = Field("atsa", description="fixed: lambda_t = lambda_fixed in every round")
+    lambda_min: NonNegative = Field(0.1, description="lower end of lambda_t, and its value in round 0 (derived)")
+    lambda_max: NonNegative = Field(1.0, description="upper end of lambda_t (derived)")
+    alpha: Probability = Field(0.9, description="momentum of lambda_t (derived)")
+    k: Positive = Field(5.0, description="sensitivity to the instability (derived)")
+    lambda_fixed: NonNegative = Field(0.5, description="lambda_t of the fixed schedule (the paper's ablation)")
+    instability_scale: Literal["absolute", "relative"] = Field(
+        "absolute", description="relative: the instability is divided by that of the first round")
+    stability_threshold: Positive = Field(0.05, description="instability at or below which the model counts as stable; "
+                                          "only reported")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ATSAConfig:
+        if self.lambda_min > self.lambda_max:
+            raise ValueError(f"lambda_min ({self.lambda_min}) must not exceed lambda_max ({self.lambda_max})")
+        return self
+
+
+class ViewsConfig(_Section):
+    """SimCLR's augmentation; parameters are drawn for each view."""
+
+    crop_scale_min: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.08, description="smallest area of the random "
+                                                                     "crop, as a share of the image")
+    flip_p: Probability = Field(0.5, description="horizontal flip")
+    jitter_p: Probability = Field(0.8, description="colour jitter")
+    brightness: NonNegative = Field(0.4, description="colour jitter's brightness")
+    contrast: NonNegative = Field(0.4, description="colour jitter's contrast")
+    saturation: NonNegative = Field(0.4, description="colour jitter's saturation")
+    hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(0.4, description="colour jitter's hue; far from preserving "
+                                                         "the content of stained tissue")
+    greyscale_p: Probability = Field(0.2, description="conversion to grey")
+    blur_p: Probability = Field(0.5, description="Gaussian blur, kernel 23 at 224 px and scaled with the view")
+    blur_sigma: tuple[Positive, Positive] = Field((0.1, 2.0), description="range of the blur's sigma in pixels")
+    stain_jitter: NonNegative = Field(0.0, description="0: off; s: optical density of each channel times 1 +- s, plus "
+                                      "N(0, 0.1), in 80 % of the views")
+
+
+class TrainingConfig(_Section):
+    """Local training of one round, Algorithm 1."""
+
+    epochs: int = Field(3, ge=1, le=1000, description="local epochs E in a round")
+    batch_size: int = Field(64, ge=2, le=4096, description="images in a batch; a batch holds two views of each")
+    learning_rate: Positive = Field(5e-4, description="Adam's learning rate; the optimiser is fresh in each round")
+    weight_decay: NonNegative = Field(1e-5, description="Adam's L2 penalty")
+    betas: tuple[Probability, Probability] = Field((0.9, 0.999), description="Adam's betas")
+    max_images: int = Field(0, ge=0, description="0: all images of the data set; n: a seeded subset of n, the same in "
+                            "each round")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: CUDA where there is one")
+    amp: Literal["auto", "off"] = Field("auto", description="auto: bf16 autocast where the GPU supports it")
+    teacher_precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto: bf16 where the device computes it natively, else fp32")
+
+
+class FederationConfig(_Section):
+    """Who takes part, when, and what is on the wire."""
+
+    experiment: str = Field("fedad", pattern=NAME_PATTERN, description="name under which checkpoints and heads survive "
+                            "resubmission; not FLARE's job id")
+    data_set: str = Field("images", pattern=NAME_PATTERN, description="data-set id in each site's catalogue")
+    rounds: int = Field(40, ge=1, le=100_000, description="rounds of the experiment, over all its submissions")
+    sites_per_round: int = Field(0, ge=0, description="M of K sites drawn in each round; 0: all of them")
+    min_sites: int = Field(2, ge=1, description="quorum: updates accepted in a round below which the job stops")
+    round_timeout: int = Field(3600, ge=1, le=7 * 86400, description="seconds a round may take")
+    wait_after_quorum: int = Field(60, ge=1, le=86400, description="seconds to wait for the others once the quorum "
+                                   "has answered")
+    update: Literal["full", "difference"] = Field("full", description="a site sends its weights or their difference to "
+                                                  "the round's")
+    wire_dtype: Literal["float32", "bfloat16"] = Field("float32", description="floating-point type on the wire, both "
+                                                       "ways")
+    max_samples: int = Field(10_000_000, ge=1, description="a site's sample count above this is refused as absurd")
+
+
+class FedADConfig(_Section):
+    """The whole configuration of an experiment: what a job carries, and what sites and server compare by digest."""
+
+    preset: Literal["paper"] = Field("paper", description="the form of the method that the defaults stand for")
+    seed: int = Field(0, ge=0, lt=2**63, description="every random stream of the experiment is derived from it")
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    loss: LossConfig = Field(default_factory=LossConfig)
+    atsa: ATSAConfig = Field(default_factory=ATSAConfig)
+    views: ViewsConfig = Field(default_factory=ViewsConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    federation: FederationConfig = Field(default_factory=FederationConfig)
+
+    @field_validator("federation")
+    @classmethod
+    def _quorum_reachable(cls, value: FederationConfig) -> FederationConfig:
+        if 0 < value.sites_per_round < value.min_sites:
+            raise ValueError(f"sites_per_round ({value.sites_per_round}) is below the quorum min_sites "
+                             f"({value.min_sites}): no round could succeed")
+        return value
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> FedADConfig:
+        """Validate a mapping.
+
+        Raises:
+            ConfigError: naming each wrong key, its value and what was expected.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            lines = [f"  {'.'.join(str(part) for part in item['loc']) or '(top level)'} = {item['input']!r}: "
+                     f"{item['msg']}" for item in error.errors()]
+            raise ConfigError("invalid FedAD configuration:\n" + "\n".join(lines)) from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> FedADConfig:
+        """Read a JSON file.
+
+        Raises:
+            ConfigError: if it is missing, not JSON, or not a valid configuration.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
+        return cls.parse(data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, every default written out."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, in hex: the same on every machine for the same configuration."""
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def check_name(value: str, what: str) -> str:
+    """Return ``value`` if it may become a file name, else raise ConfigError."""
+    if not re.fullmatch(NAME_PATTERN, value):
+        raise ConfigError(f"{what} {value!r}: expected letters, digits, '.', '_' or '-', at most 64, starting with a "
+                          f"letter or digit")
+    return value
