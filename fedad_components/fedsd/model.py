@@ -1,0 +1,98 @@
+"""Extractor f(x; theta), private head g(h; phi) and the teacher's fixed projection p. Imports torch and torchvision only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+from torchvision.models.resnet import ResNet
+
+from fedad_components.fedsd.seeds import stream, stream_seed
+
+if TYPE_CHECKING:
+    from fedad_components.config import ModelConfig
+
+FEATURES = 512
+"""Length of h = f(x; theta)."""
+LATENT = 128
+"""Length of z_s, of z_d and of z_g."""
+SMALL_STEM_BELOW = 96
+"""Views with a shorter side, in pixels, get the 3x3 stem."""
+
+
+def has_small_stem(config: ModelConfig) -> bool:
+    """Whether views are so small that the 7x7 stem and its max-pool would leave no map to learn on."""
+    return config.image_size < SMALL_STEM_BELOW
+
+
+def build_extractor(config: ModelConfig, seed: int = 0) -> ResNet:
+    """torchvision's ResNet-18 without its last layer: ``(N, 3, H, W)`` normalised images to h ``(N, 512)``.
+
+    Weights are random, from the experiment's seed and therefore the same at every site.
+    """
+    norm_layer = (lambda channels: nn.GroupNorm(32, channels)) if config.norm == "group" else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "extractor"))
+        extractor = resnet18(weights=None, norm_layer=norm_layer)
+        if has_small_stem(config):
+            extractor.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+            nn.init.kaiming_normal_(extractor.conv1.weight, mode="fan_out", nonlinearity="relu")
+            extractor.maxpool = nn.Identity()
+    extractor.fc = nn.Identity()
+    return extractor
+
+
+def build_head(seed: int, site: str) -> nn.Sequential:
+    """g(.; phi): h ``(N, 512)`` to ``(N, 256)``, to be split by :func:`split`. Random weights from the site's own stream."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "head", site))
+        return nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU(inplace=True), nn.Linear(FEATURES, 2 * LATENT))
+
+
+def split(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The semantic and domain halves z_s, z_d, ``(..., 128)`` each, of a head's output ``(..., 256)``."""
+    z_s, z_d = z.split(LATENT, dim=-1)
+    return z_s, z_d
+
+
+def orthonormal(rows: int, columns: int, seed: int, purpose: str) -> Tensor:
+    """Matrix ``(rows, columns)``, float32, whose shorter side is orthonormal, from a public seed.
+
+    QR of a Gaussian matrix; the signs of R's diagonal are fixed, so that every LAPACK returns the same matrix.
+    """
+    longer, shorter = max(rows, columns), min(rows, columns)
+    gaussian = torch.randn(longer, shorter, dtype=torch.float64, generator=stream(seed, purpose))
+    q, r = torch.linalg.qr(gaussian)
+    q = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    return (q if rows == longer else q.T).float().contiguous()
+
+
+def build_projection(seed: int) -> nn.Linear:
+    """p: teacher features ``(N, 512)`` to z_g ``(N, 128)``; orthonormal rows, no bias, never trained."""
+    projection = nn.Linear(FEATURES, LATENT, bias=False).requires_grad_(False)
+    projection.weight.copy_(orthonormal(LATENT, FEATURES, seed, "projection"))
+    return projection
+
+
+@torch.no_grad()
+def estimate_statistics(extractor: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Replace BatchNorm's running statistics by the average over ``batches`` of ``(N, 3, H, W)`` normalised images.
+
+    Needed with ``norm: local``, whose weights travel without statistics: a site that joins late, or a new data set, has to
+    measure its own.
+    """
+    layers = [layer for layer in extractor.modules() if isinstance(layer, nn.BatchNorm2d)]
+    momenta = [layer.momentum for layer in layers]
+    was_training = extractor.training
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # PyTorch's spelling of a plain average over all batches
+    extractor.train()
+    for batch in batches:
+        extractor(batch)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    extractor.train(was_training)
