@@ -10,9 +10,8 @@ import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,9 @@ from skimage.color import rgb2hed
 from sklearn.model_selection import StratifiedGroupKFold
 
 from fedad_components.demo.tiles import draw, textured, tiles, write_dicom, write_png
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable  # importlib.resources.abc only exists from Python 3.11
 
 SITE_IMAGES = 160
 """Images of an embedded hospital at most, so that the demo fits two cores and five minutes"""
@@ -98,8 +100,8 @@ def prepare_wbc(data_dir: str | Path, out_dir: str | Path, seed: int = 0) -> Dem
     """Take the five-laboratory benchmark of white blood cells; the images stay where they are.
 
     The clients get the benchmark's training images, without labels. The unseen laboratory is split by slide, so that
-    no slide gives images to both the probe's training and its test; about a third is test, stratified by cell type as far
-    as whole slides allow.
+    no slide gives images to both the probe's training and its test; about a third is test, stratified by cell type as
+    far as whole slides allow.
 
     Args:
         data_dir: the folder that holds ``benchmark.csv`` and ``images/``.
@@ -128,10 +130,10 @@ def prepare_wbc(data_dir: str | Path, out_dir: str | Path, seed: int = 0) -> Dem
         )
 
     sites = {}
-    for site, paths in sorted(clients.items()):
+    for site, images in sorted(clients.items()):
         file_list = out_dir / site / "images.txt"
         file_list.parent.mkdir(parents=True, exist_ok=True)
-        file_list.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
+        file_list.write_text("".join(f"{image}\n" for image in images), encoding="utf-8")
         sites[site] = {"files": str(file_list)}
     labels, groups = [row["label"] for row in target], [row["group"] for row in target]
     folds = StratifiedGroupKFold(n_splits=3, shuffle=True, random_state=seed)
