@@ -1,0 +1,213 @@
+"""What FedAD puts into a startup kit: one function over a kit's folder, and the FLARE builder that calls it.
+
+Centrally, ``provisioning/project.yml`` lists FedADBuilder and ``nvflare provision`` calls it. In the distributed flow the
+kit is made by ``nvflare package`` on its owner's machine and `fedad provision harden KIT` applies the same function.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from nvflare.lighter.constants import CtxKey
+from nvflare.lighter.prov_utils import prepare_builders
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
+from nvflare.lighter.spec import Builder, Project, ProvisionContext
+
+from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
+from fedad_components.flare.site import PRIVATE_DIR, PRIVATE_FILE, SitePaths, write_private
+from fedad_components.resources import resource_dir
+
+Kind = Literal["server", "client", "admin"]
+
+STRICT_EGRESS = "fedad_components.flare.egress.StrictEgress"
+PRIVACY_SCOPE = "fedad"
+JOB_STORAGE = "storage/jobs"
+SNAPSHOT_STORAGE = "storage/snapshots"
+
+_KIT_STORAGE = "fedad_components.flare.storage.KitStorage"
+_LOG_STREAMING = {"site_log_streamer", "log_receiver"}
+_STARTUP_FILES: dict[Kind, str] = {"server": "fed_server.json", "client": "fed_client.json", "admin": "fed_admin.json"}
+
+
+class KitError(ValueError):
+    """A folder that is not a usable startup kit; the message names it and what was expected."""
+
+
+def kit_kind(kit: str | Path) -> Kind:
+    """Whether a startup kit is a server's, a site's (``client``) or a person's (``admin``).
+
+    Raises:
+        KitError: if the folder is no startup kit.
+    """
+    for kind, name in _STARTUP_FILES.items():
+        if (Path(kit) / "startup" / name).is_file():
+            return kind
+    raise KitError(f"{kit}: no startup kit: expected startup/ with one of {', '.join(_STARTUP_FILES.values())}")
+
+
+def harden(kit: str | Path) -> Kind:
+    """Apply FedAD's policy to a kit, in place; running it again changes nothing.
+
+    Everybody: private keys 0600, folders 0700. Server and sites: exact class allow list, authorization policy. Server:
+    storage in the kit. Sites: StrictEgress in the privacy policy, no log streaming, the private folder with an empty
+    catalogue and the policy template (existing ones are kept).
+
+    FLARE reads ``resources.json`` and ``authorization.json`` only where they exist, and else their ``.default``; it runs
+    *without* any authorization when both are missing. So the defaults are what is rewritten.
+
+    Raises:
+        KitError: if the folder is no kit, is signed as a whole, or has a file that would override the policy.
+    """
+    kit = Path(kit)
+    kind = kit_kind(kit)
+    local = kit / "local"
+    if (local / "signature.json").exists():
+        raise KitError(f"{local}: signed: list FedADBuilder before SignatureBuilder in the project instead")
+    if kind != "admin":
+        for name in ("resources.json", "authorization.json"):
+            if (local / name).exists():
+                raise KitError(f"{local / name}: overrides the policy of {name}.default; move its settings and remove it")
+        _edit_json(local / "resources.json.default", _server_resources if kind == "server" else _client_resources)
+        write_private(local / "authorization.json.default", _template("authorization.json"))
+        (local / "privacy.json.sample").unlink(missing_ok=True)  # its example filters let everything through
+    if kind == "client":
+        write_private(local / "privacy.json", _as_json(privacy_policy()))
+        site = SitePaths.of_kit(kit).create()
+        for path in (site.catalogue, site.policy):
+            if not path.exists():
+                write_private(path, _template(path.name))
+    tighten(kit)
+    return kind
+
+
+def tighten(kit: Path) -> None:
+    """Nobody but the kit's owner reads it: folders 0700, private keys 0600."""
+    for folder in (kit, kit / "startup", kit / "local"):
+        folder.chmod(PRIVATE_DIR)
+    for key in (kit / "startup").glob("*.key"):
+        key.chmod(PRIVATE_FILE)
+
+
+def privacy_policy() -> dict[str, Any]:
+    """A site's ``privacy.json``: one scope, in which every task result passes StrictEgress.
+
+    Site filters cannot be removed by a job, and a job that names another scope is refused.
+    """
+    scope = {"name": PRIVACY_SCOPE, "properties": {}, "task_result_filters": [{"path": STRICT_EGRESS, "args": {}}]}
+    return {"scopes": [scope], "default_scope": PRIVACY_SCOPE}
+
+
+def _client_resources(resources: dict[str, Any]) -> None:
+    _common_resources(resources)
+    # Top-level keys beyond FLARE's own are sent to the server at registration: nothing of FedAD's belongs here.
+    resources["allow_log_streaming"] = False
+
+
+def _server_resources(resources: dict[str, Any]) -> None:
+    _common_resources(resources)
+    server = resources["servers"][0]
+    server["heart_beat_timeout"] = 120  # seconds until a silent site counts as gone (a beat every 10)
+    resources["snapshot_persistor"]["args"]["storage"] = {"path": _KIT_STORAGE, "args": {"folder": SNAPSHOT_STORAGE}}
+    replacements = {
+        # One job at a time: a site has one trainer. A job that lacks sites is tried again for about ten minutes.
+        "job_scheduler": {
+            "max_jobs": 1,
+            "min_schedule_interval": 1.0,
+            "max_schedule_interval": 10.0,
+            "max_schedule_count": 60,
+        },
+        "job_manager": {"uri_root": JOB_STORAGE, "job_store_id": "job_store"},
+    }
+    for component in resources["components"]:
+        component["args"] = replacements.get(component["id"], component.get("args", {}))
+        if component["id"] == "job_store":
+            component.update(path=_KIT_STORAGE, args={})
+
+
+def _common_resources(resources: dict[str, Any]) -> None:
+    resources["class_list_enforcement_mode"] = "enforce"
+    resources["class_allow_list"] = list(CLASS_ALLOW_LIST)
+    resources["components"] = [item for item in resources["components"] if item["id"] not in _LOG_STREAMING]
+
+
+def _edit_json(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        edit(content)
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise KitError(f"{path}: not what FLARE 2.9 writes into a kit: {error!r}") from error
+    write_private(path, _as_json(content))
+
+
+def _as_json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode("utf-8")
+
+
+def _template(name: str) -> bytes:
+    return (resource_dir("provisioning") / "site" / name).read_bytes()
+
+
+class FedADBuilder(Builder):
+    """Harden every kit of a project. List it after StaticFileBuilder and before CertBuilder.
+
+    FLARE finalizes builders in reverse order, so this one closes the state folder before CertBuilder writes every private
+    key into it, and tightens the file afterwards.
+    """
+
+    def initialize(self, project: Project, ctx: ProvisionContext) -> None:
+        for folder in (ctx.get_workspace(), ctx.get_state_dir(), ctx.get_wip_dir()):
+            Path(folder).chmod(PRIVATE_DIR)
+
+    def build(self, project: Project, ctx: ProvisionContext) -> None:
+        for participant in project.get_all_participants():
+            harden(ctx.get_ws_dir(participant))
+
+    def finalize(self, project: Project, ctx: ProvisionContext) -> None:
+        for participant in project.get_all_participants():
+            tighten(Path(ctx.get_ws_dir(participant)))
+        for path in Path(ctx.get_state_dir()).iterdir():
+            path.chmod(PRIVATE_DIR if path.is_dir() else PRIVATE_FILE)
+
+
+def read_project(path: str | Path | None = None) -> dict[str, Any]:
+    """A project file as a mapping; by default the one that comes with FedAD.
+
+    Raises:
+        KitError: if it is not YAML with ``participants`` and ``builders``, or does not list FedADBuilder.
+    """
+    path = Path(path) if path else resource_dir("provisioning") / "project.yml"
+    try:
+        project = yaml.safe_load(path.read_text(encoding="utf-8"))
+        builders = [builder["path"] for builder in project["builders"]]
+        project["participants"], project["name"]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise KitError(f"{path}: not a FLARE project: expected YAML with name, participants, builders: {error!r}") from error
+    ours = f"{FedADBuilder.__module__}.{FedADBuilder.__qualname__}"
+    if ours not in builders:
+        raise KitError(f"{path}: builders lack {ours}: its kits would not be hardened")
+    return project
+
+
+def provision(project: dict[str, Any], workspace: str | Path) -> Path:
+    """Run FLARE's provisioning; returns the folder that holds one kit a participant.
+
+    Raises:
+        KitError: with what FLARE says is wrong.
+    """
+    definition = copy.deepcopy(project)  # FLARE writes into it
+    Path(workspace).mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
+    try:
+        provisioner = Provisioner(str(workspace), prepare_builders(definition))
+        ctx = provisioner.provision(prepare_project(definition), logger=logging.getLogger(__name__))
+    except (ValueError, RuntimeError) as error:
+        raise KitError(f"project {project['name']!r}: {error}") from error
+    if ctx.get(CtxKey.BUILD_ERROR):
+        raise KitError(f"project {project['name']!r}: " + "; ".join(ctx.get_errors()))
+    return Path(ctx[CtxKey.CURRENT_PROD_DIR])

@@ -1,0 +1,132 @@
+"""What a site keeps to itself: the private folder of its kit and the policy in it. Needs no FLARE for a kit path.
+
+``<kit>/local/fedad/`` (0700) holds ``catalogue.yaml``, ``policy.yaml``, ``state/`` (private heads) and ``cache/`` (decoded
+images). It lies outside FLARE's run folders, so it survives jobs, restarts and resubmissions.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+if TYPE_CHECKING:
+    from nvflare.apis.fl_context import FLContext
+
+PRIVATE_DIR = 0o700
+PRIVATE_FILE = 0o600
+
+
+class SiteError(ValueError):
+    """A site's private folder or policy that cannot be used; the message names the file and what was expected."""
+
+
+@dataclass(frozen=True)
+class SitePaths:
+    """Paths of a site's private folder."""
+
+    root: Path
+
+    @classmethod
+    def of_kit(cls, kit: str | Path) -> SitePaths:
+        """The private folder of a startup kit (the folder that holds ``startup/`` and ``local/``)."""
+        return cls(Path(kit).resolve() / "local" / "fedad")
+
+    @classmethod
+    def from_context(cls, fl_ctx: FLContext) -> SitePaths:
+        """The private folder of the site whose parent or job process ``fl_ctx`` belongs to.
+
+        Raises:
+            SiteError: if the context has no engine, or the kit has no private folder.
+        """
+        engine = fl_ctx.get_engine()
+        if engine is None:
+            raise SiteError("the FLARE context has no engine: the site's folder is only known after START_RUN")
+        paths = cls.of_kit(engine.get_workspace().get_root_dir())
+        if not paths.root.is_dir():
+            raise SiteError(f"{paths.root}: missing; `fedad provision harden KIT` creates it")
+        return paths
+
+    @property
+    def catalogue(self) -> Path:
+        """Data-set id to folder, reader and columns."""
+        return self.root / "catalogue.yaml"
+
+    @property
+    def policy(self) -> Path:
+        """What the site allows; see SitePolicy."""
+        return self.root / "policy.yaml"
+
+    @property
+    def state(self) -> Path:
+        """Private heads and site statistics, one file an experiment."""
+        return self.root / "state"
+
+    @property
+    def cache(self) -> Path:
+        """Decoded images."""
+        return self.root / "cache"
+
+    def create(self) -> SitePaths:
+        """Make the folders, 0700 also where they exist already; never touches a file."""
+        for folder in (self.root, self.state, self.cache):
+            folder.mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
+            folder.chmod(PRIVATE_DIR)
+        return self
+
+
+class SitePolicy(BaseModel):
+    """What a site allows, whatever a job asks for. An absent file means these defaults: the strictest choice."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    allow_aggregated_head: bool = Field(
+        False, description="whether the projection head may leave the site (`head: aggregated`, FedAvg-SSL)"
+    )
+    max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
+        None, description="share of unusable files above which the site refuses to train; null: the catalogue's"
+    )
+
+    @classmethod
+    def load(cls, path: str | Path) -> SitePolicy:
+        """Read ``policy.yaml``.
+
+        Raises:
+            SiteError: if it is unreadable or has an unknown key or a wrong value: a policy is never guessed.
+        """
+        path = Path(path)
+        if not path.exists():
+            return cls()
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise SiteError(f"{path}: cannot be read as YAML: {error}") from error
+        if not isinstance(data, dict):
+            raise SiteError(f"{path}: expected `key: value` lines, got {type(data).__name__}")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            wrong = "; ".join(
+                f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}" for item in error.errors()
+            )
+            raise SiteError(f"{path}: {wrong}") from None
+
+
+def write_private(path: str | Path, content: bytes) -> None:
+    """Write a file atomically with mode 0600; a reader sees the old or the new content, also after a power cut."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp creates it 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
