@@ -1,0 +1,141 @@
+"""The configuration: what it accepts, what its errors say, and its digest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from fedad_components.config import NAME_PATTERN, ConfigError, FedADConfig, check_name
+
+
+def sections(model: type[BaseModel]) -> list[type[BaseModel]]:
+    found = [model]
+    for field in model.model_fields.values():
+        for option in (field.annotation, *get_args(field.annotation)):
+            if isinstance(option, type) and issubclass(option, BaseModel):
+                found += sections(option)
+    return found
+
+
+def shuffled(value: Any, draw: Any) -> Any:
+    """The same mapping with its keys in another order, at every depth."""
+    if not isinstance(value, dict):
+        return value
+    return {key: shuffled(value[key], draw) for key in draw(st.permutations(list(value)))}
+
+
+def test_defaults_are_the_papers() -> None:
+    config = FedADConfig()
+    assert (config.training.epochs, config.training.batch_size, config.federation.rounds) == (3, 64, 40)
+    assert (config.training.learning_rate, config.training.weight_decay) == (5e-4, 1e-5)
+    assert (config.loss.temperature, config.loss.gamma) == (0.1, 2.0)
+    assert (config.atsa.lambda_min, config.atsa.lambda_max, config.atsa.alpha, config.atsa.k) == (0.1, 1.0, 0.9, 5.0)
+
+
+def test_every_field_is_described() -> None:
+    for section in sections(FedADConfig):
+        for name, field in section.model_fields.items():
+            nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            assert nested or field.description, f"{section.__name__}.{name} has no description"
+        assert section.__doc__
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "value"),
+    [
+        ({"loss": {"gamma": -1}}, "loss.gamma", "-1"),
+        ({"loss": {"gama": 2}}, "loss.gama", "2"),
+        ({"seed": -3}, "seed", "-3"),
+        ({"model": {"image_size": "large"}}, "model.image_size", "'large'"),
+        ({"model": {"norm": "layer"}}, "model.norm", "'layer'"),
+        ({"model": {"initial_weights": {"file": "w", "sha256": "abc"}}}, "model.initial_weights.sha256", "'abc'"),
+        ({"views": {"hue": 0.6}}, "views.hue", "0.6"),
+        ({"atsa": {"lambda_min": 2.0}}, "atsa", "2.0"),
+        ({"training": {"device": "tpu"}}, "training.device", "'tpu'"),
+        ({"training": {"learning_rate": float("nan")}}, "training.learning_rate", "nan"),
+        ({"atsa": {"k": float("inf")}}, "atsa.k", "inf"),
+        ({"federation": {"experiment": "../x"}}, "federation.experiment", "'../x'"),
+        ({"federation": {"sites_per_round": 1, "min_sites": 2}}, "federation", "min_sites"),
+    ],
+)
+def test_errors_name_the_key_and_the_value(data: dict[str, Any], key: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FedADConfig.parse(data)
+    assert f"  {key} = " in str(caught.value)
+    assert value in str(caught.value)
+
+
+def test_all_errors_are_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        FedADConfig.parse({"seed": "x", "loss": {"gamma": -1}})
+    assert "seed" in str(caught.value)
+    assert "loss.gamma" in str(caught.value)
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        FedADConfig().loss.gamma = 1.0  # type: ignore[misc]
+
+
+@given(st.data())
+def test_digest_does_not_depend_on_key_order(data: st.DataObject) -> None:
+    config = FedADConfig.parse({"seed": 5, "loss": {"gamma": 0.5}})
+    again = FedADConfig.parse(shuffled(config.to_json(), data.draw))
+    assert again.digest() == config.digest()
+
+
+def test_digest_is_that_of_the_canonical_json_and_ignores_what_is_default() -> None:
+    assert FedADConfig.parse({"loss": {"gamma": 2}}).digest() == FedADConfig().digest()
+    assert len(FedADConfig().digest()) == 64
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{"seed": 1}, {"loss": {"gamma": 2.0000001}}, {"federation": {"experiment": "other"}}, {"views": {"hue": 0.0}}],
+)
+def test_digest_changes_with_any_value(data: dict[str, Any]) -> None:
+    assert FedADConfig.parse(data).digest() != FedADConfig().digest()
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    config = FedADConfig.parse({"seed": 2**62, "views": {"blur_sigma": [0.5, 1.5]}})
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.to_json()), encoding="utf-8")
+    assert FedADConfig.load(path) == config
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '"text"', "\xff"])
+def test_a_file_that_is_not_a_json_object_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"config\.json: "):
+        FedADConfig.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.json: cannot be read"):
+        FedADConfig.load(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize("name", ["a", "site-1", "A.b_c-9", "x" * 64])
+def test_names_that_may_become_files(name: str) -> None:
+    assert check_name(name, "site") == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "-a", "é", "x" * 65, "a\0"])
+def test_names_that_may_not(name: str) -> None:
+    with pytest.raises(ConfigError, match="site "):
+        check_name(name, "site")
+    with pytest.raises(ConfigError, match="experiment"):
+        FedADConfig.parse({"federation": {"experiment": name}})
+
+
+@given(st.from_regex(NAME_PATTERN, fullmatch=True))
+def test_an_accepted_name_is_one_path_component(name: str) -> None:
+    assert Path("folder", check_name(name, "site")).parent == Path("folder")
