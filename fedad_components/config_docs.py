@@ -1,4 +1,4 @@
-"""Render ``docs/configuration.md`` from the classes of :mod:`fedad_components.config`. Imports no torch and no FLARE."""
+"""Render ``docs/configuration.md`` from the classes of :mod:`fedad_components.config`. No torch, no FLARE."""
 
 from __future__ import annotations
 
