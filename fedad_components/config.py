@@ -40,10 +40,13 @@ class InitialWeights(_Section):
 class ModelConfig(_Section):
     """Extractor f(x; theta): torchvision's ResNet-18 without its last layer, 512 features."""
 
-    image_size: int = Field(224, ge=32, le=1024, description="side of a view in pixels; below 96 the stem is 3x3 "
-                            "stride 1 without max-pool")
-    norm: Literal["batch", "local", "group"] = Field("batch", description="batch: running statistics are aggregated; "
-                                                     "local: they stay at the site (FedBN); group: GroupNorm")
+    image_size: int = Field(
+        224, ge=32, le=1024, description="side of a view in pixels; below 96 the stem is 3x3 stride 1 without max-pool"
+    )
+    norm: Literal["batch", "local", "group"] = Field(
+        "batch",
+        description="batch: running statistics are aggregated; local: they stay at the site (FedBN); group: GroupNorm",
+    )
     initial_weights: InitialWeights | None = Field(None, description="none: random initialisation from the seed")
 
 
@@ -53,17 +56,23 @@ class LossConfig(_Section):
     temperature: Positive = Field(0.1, description="tau of NT-Xent, Eq. 2 (derived)")
     gamma: NonNegative = Field(2.0, description="weight of the orthogonality loss, Eq. 4")
     domain_alignment: Literal["opposite", "orthogonal"] = Field(
-        "opposite", description="opposite: 1 + cos(z_d, z_g), Eq. 3; orthogonal: cos^2(z_d, z_g), free of the conflict "
-        "with Eq. 4")
+        "opposite",
+        description="opposite: 1 + cos(z_d, z_g), Eq. 3; orthogonal: cos^2(z_d, z_g), free of the conflict with Eq. 4",
+    )
     teacher_centering: bool = Field(False, description="subtract the batch mean from z_g before the cosine")
     decorrelation: Literal["image", "batch"] = Field(
-        "image", description="image: cos^2(z_s, z_d) of each image, Eq. 4; batch: squared cross-correlation of z_s and "
-        "z_d over the batch")
+        "image",
+        description="image: cos^2(z_s, z_d) of each image, Eq. 4; batch: squared cross-correlation of z_s and "
+        "z_d over the batch",
+    )
     domain_target: Literal["teacher", "style"] = Field(
-        "teacher", description="what z_d is aligned with: the teacher (Eq. 3), or style statistics of the image")
+        "teacher", description="what z_d is aligned with: the teacher (Eq. 3), or style statistics of the image"
+    )
     head: Literal["private", "aggregated"] = Field(
-        "private", description="private: phi never leaves the site; aggregated: averaged with the extractor "
-        "(FedAvg-SSL), which a site refuses unless its policy allows it")
+        "private",
+        description="private: phi never leaves the site; aggregated: averaged with the extractor "
+        "(FedAvg-SSL), which a site refuses unless its policy allows it",
+    )
 
 
 class ATSAConfig(_Section):
@@ -76,9 +85,11 @@ class ATSAConfig(_Section):
     k: Positive = Field(5.0, description="sensitivity to the instability (derived)")
     lambda_fixed: NonNegative = Field(0.5, description="lambda_t of the fixed schedule (the paper's ablation)")
     instability_scale: Literal["absolute", "relative"] = Field(
-        "absolute", description="relative: the instability is divided by that of the first round")
-    stability_threshold: Positive = Field(0.05, description="instability at or below which the model counts as stable; "
-                                          "only reported")
+        "absolute", description="relative: the instability is divided by that of the first round"
+    )
+    stability_threshold: Positive = Field(
+        0.05, description="instability at or below which the model counts as stable; only reported"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> ATSAConfig:
@@ -90,20 +101,23 @@ class ATSAConfig(_Section):
 class ViewsConfig(_Section):
     """SimCLR's augmentation; parameters are drawn for each view."""
 
-    crop_scale_min: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.08, description="smallest area of the random "
-                                                                     "crop, as a share of the image")
+    crop_scale_min: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.08, description="smallest area of the random crop, as a share of the image"
+    )
     flip_p: Probability = Field(0.5, description="horizontal flip")
     jitter_p: Probability = Field(0.8, description="colour jitter")
     brightness: NonNegative = Field(0.4, description="colour jitter's brightness")
     contrast: NonNegative = Field(0.4, description="colour jitter's contrast")
     saturation: NonNegative = Field(0.4, description="colour jitter's saturation")
-    hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(0.4, description="colour jitter's hue; far from preserving "
-                                                         "the content of stained tissue")
+    hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(
+        0.4, description="colour jitter's hue; far from preserving the content of stained tissue"
+    )
     greyscale_p: Probability = Field(0.2, description="conversion to grey")
     blur_p: Probability = Field(0.5, description="Gaussian blur, kernel 23 at 224 px and scaled with the view")
     blur_sigma: tuple[Positive, Positive] = Field((0.1, 2.0), description="range of the blur's sigma in pixels")
-    stain_jitter: NonNegative = Field(0.0, description="0: off; s: optical density of each channel times 1 +- s, plus "
-                                      "N(0, 0.1), in 80 % of the views")
+    stain_jitter: NonNegative = Field(
+        0.0, description="0: off; s: optical density of each channel times 1 +- s, plus N(0, 0.1), in 80 % of the views"
+    )
 
 
 class TrainingConfig(_Section):
@@ -114,30 +128,38 @@ class TrainingConfig(_Section):
     learning_rate: Positive = Field(5e-4, description="Adam's learning rate; the optimiser is fresh in each round")
     weight_decay: NonNegative = Field(1e-5, description="Adam's L2 penalty")
     betas: tuple[Probability, Probability] = Field((0.9, 0.999), description="Adam's betas")
-    max_images: int = Field(0, ge=0, description="0: all images of the data set; n: a seeded subset of n, the same in "
-                            "each round")
+    max_images: int = Field(
+        0, ge=0, description="0: all images of the data set; n: a seeded subset of n, the same in each round"
+    )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: CUDA where there is one")
     amp: Literal["auto", "off"] = Field("auto", description="auto: bf16 autocast where the GPU supports it")
     teacher_precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 where the device computes it natively, else fp32")
+        "auto", description="auto: bf16 where the device computes it natively, else fp32"
+    )
 
 
 class FederationConfig(_Section):
     """Who takes part, when, and what is on the wire."""
 
-    experiment: str = Field("fedad", pattern=NAME_PATTERN, description="name under which checkpoints and heads survive "
-                            "resubmission; not FLARE's job id")
+    experiment: str = Field(
+        "fedad",
+        pattern=NAME_PATTERN,
+        description="name under which checkpoints and heads survive resubmission; not FLARE's job id",
+    )
     data_set: str = Field("images", pattern=NAME_PATTERN, description="data-set id in each site's catalogue")
     rounds: int = Field(40, ge=1, le=100_000, description="rounds of the experiment, over all its submissions")
     sites_per_round: int = Field(0, ge=0, description="M of K sites drawn in each round; 0: all of them")
     min_sites: int = Field(2, ge=1, description="quorum: updates accepted in a round below which the job stops")
     round_timeout: int = Field(3600, ge=1, le=7 * 86400, description="seconds a round may take")
-    wait_after_quorum: int = Field(60, ge=1, le=86400, description="seconds to wait for the others once the quorum "
-                                   "has answered")
-    update: Literal["full", "difference"] = Field("full", description="a site sends its weights or their difference to "
-                                                  "the round's")
-    wire_dtype: Literal["float32", "bfloat16"] = Field("float32", description="floating-point type on the wire, both "
-                                                       "ways")
+    wait_after_quorum: int = Field(
+        600, ge=1, le=86400, description="seconds to wait for the others once the quorum has answered"
+    )
+    update: Literal["full", "difference"] = Field(
+        "full", description="a site sends its weights or their difference to the round's"
+    )
+    wire_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="floating-point type on the wire, both ways"
+    )
     max_samples: int = Field(10_000_000, ge=1, description="a site's sample count above this is refused as absurd")
 
 
@@ -157,8 +179,10 @@ class FedADConfig(_Section):
     @classmethod
     def _quorum_reachable(cls, value: FederationConfig) -> FederationConfig:
         if 0 < value.sites_per_round < value.min_sites:
-            raise ValueError(f"sites_per_round ({value.sites_per_round}) is below the quorum min_sites "
-                             f"({value.min_sites}): no round could succeed")
+            raise ValueError(
+                f"sites_per_round ({value.sites_per_round}) is below the quorum min_sites "
+                f"({value.min_sites}): no round could succeed"
+            )
         return value
 
     @classmethod
@@ -171,8 +195,10 @@ class FedADConfig(_Section):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            lines = [f"  {'.'.join(str(part) for part in item['loc']) or '(top level)'} = {item['input']!r}: "
-                     f"{item['msg']}" for item in error.errors()]
+            lines = [
+                f"  {'.'.join(str(part) for part in item['loc']) or '(top level)'} = {item['input']!r}: {item['msg']}"
+                for item in error.errors()
+            ]
             raise ConfigError("invalid FedAD configuration:\n" + "\n".join(lines)) from None
 
     @classmethod
@@ -196,13 +222,25 @@ class FedADConfig(_Section):
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, in hex: the same on every machine for the same configuration."""
-        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+        return _sha256(self.to_json())
+
+    def identity(self) -> str:
+        """Digest of what makes the experiment: a resubmitted job may change only rounds, quorum and waits."""
+        data = self.to_json()
+        for key in ("rounds", "min_sites", "round_timeout", "wait_after_quorum"):
+            del data["federation"][key]
+        return _sha256(data)
+
+
+def _sha256(data: dict[str, Any]) -> str:
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def check_name(value: str, what: str) -> str:
     """Return ``value`` if it may become a file name, else raise ConfigError."""
     if not re.fullmatch(NAME_PATTERN, value):
-        raise ConfigError(f"{what} {value!r}: expected letters, digits, '.', '_' or '-', at most 64, starting with a "
-                          f"letter or digit")
+        raise ConfigError(
+            f"{what} {value!r}: expected letters, digits, '.', '_' or '-', at most 64, starting with a letter or digit"
+        )
     return value

@@ -1,0 +1,78 @@
+"""Files that survive a crash: whole or not at all, private to their owner, one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+
+class LockedError(RuntimeError):
+    """Another process holds the lock; the message names the file."""
+
+
+def make_private_dir(path: str | Path) -> Path:
+    """Create a folder, with its parents, that only its owner may enter (0700)."""
+    path = Path(path)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def write_atomic(path: str | Path, content: bytes) -> None:
+    """Replace ``path`` by a 0600 file of this content: a reader sees the old or the new one, also after a crash."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically."""
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=dict(metadata)))
+
+
+class FileLock:
+    """An advisory lock for the life of the process that takes it; the kernel drops it when that process dies."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            LockedError: if another process holds it.
+        """
+        make_private_dir(self.path.parent)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise LockedError(
+                f"{self.path} is locked by another process: an earlier job of this experiment still runs here; wait "
+                f"for it to end, or abort it"
+            ) from None
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give the lock back; harmless if it is not held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,36 @@
+"""What FedAD's components hand to each other through FLARE's context: private, so that it never leaves the process."""
+
+from __future__ import annotations
+
+from nvflare.apis.dxo import DataKind
+from nvflare.apis.fl_context import FLContext
+
+from fedad_components.config import FedADConfig
+
+CONFIG_PROP = "fedad_config"
+SENDER_PROP = "fedad_sender"
+"""Name under which the sender of a result is registered; what a result says of itself is not trusted."""
+
+
+def set_configuration(fl_ctx: FLContext, config: FedADConfig) -> None:
+    """Make the job's validated configuration known to the other components of this process."""
+    fl_ctx.set_prop(CONFIG_PROP, config, private=True, sticky=True)
+
+
+def configuration(fl_ctx: FLContext) -> FedADConfig:
+    """The job's validated configuration.
+
+    Raises:
+        RuntimeError: if FedAD's controller or executor has not set it, that is, does not run this job.
+    """
+    config = fl_ctx.get_prop(CONFIG_PROP)
+    if not isinstance(config, FedADConfig):
+        raise RuntimeError(
+            "no FedAD configuration in this job: FedAD's components work only beside its controller or executor"
+        )
+    return config
+
+
+def data_kind(config: FedADConfig) -> str:
+    """DXO kind of an update under a configuration."""
+    return DataKind.WEIGHT_DIFF if config.federation.update == "difference" else DataKind.WEIGHTS

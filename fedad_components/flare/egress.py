@@ -1,0 +1,104 @@
+"""StrictEgress: the one gate through which a site's task results leave, closed by default.
+
+It stands in the site's own privacy policy (``local/privacy.json``), where no job can remove it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvflare.apis.dxo import DXO, from_shareable
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+
+from fedad_components.config import FedADConfig
+from fedad_components.fedsd.state import wire_spec
+from fedad_components.flare.context import CONFIG_PROP, data_kind
+from fedad_components.flare.site import SitePaths, SitePolicy
+from fedad_components.wire import (
+    REASON_HEADER,
+    Reason,
+    ResultMeta,
+    WireError,
+    check_tensors,
+    parse_meta,
+    payload_bytes,
+    wire_dtype,
+)
+
+_RETURN_CODES = {value for name, value in vars(ReturnCode).items() if name.isupper()}
+_RESULT_HEADERS = {ReservedHeaderKey.CONTENT_TYPE, ReservedHeaderKey.RC}
+_RESULT_KEYS = {ReservedHeaderKey.HEADERS, "DXO"}
+_DXO_KEYS = {"kind", "data", "meta"}
+
+
+class EgressRefused(ValueError):
+    """A result that may not leave the site; the message names what it held that is not on the list."""
+
+
+class StrictEgress(Filter):
+    """Lets out exactly the extractor's expected tensors and a short list of meta; refuses a result with anything else.
+
+    What passes is rebuilt from the checked parts, so that nothing rides along. A refused result becomes FLARE's
+    TASK_RESULT_FILTER_ERROR: the server learns that this site refused, and nothing more. Of a task error, only the code
+    and a reason from a fixed vocabulary leave.
+    """
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Check and rebuild a result.
+
+        Raises:
+            EgressRefused: naming the unexpected tensor, key, header or meta.
+        """
+        code = shareable.get_return_code()
+        if code != ReturnCode.OK:
+            return self._error_reply(code, shareable)
+        try:
+            tensors, meta = self._checked(shareable, fl_ctx)
+        except (WireError, ValueError) as error:
+            self.log_error(fl_ctx, f"StrictEgress refused a result: {error}. Nothing left this site")
+            raise EgressRefused(str(error)) from None
+        config = fl_ctx.get_prop(CONFIG_PROP)
+        self.log_info(
+            fl_ctx,
+            f"StrictEgress passes round {meta.round}: {len(tensors)} tensors, {payload_bytes(tensors)} bytes, meta "
+            f"{', '.join(ResultMeta.model_fields)}",
+        )
+        return DXO(data_kind(config), tensors, meta.model_dump(mode="json")).to_shareable()
+
+    def _checked(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[dict[str, Any], ResultMeta]:
+        config = fl_ctx.get_prop(CONFIG_PROP)
+        if not isinstance(config, FedADConfig):
+            raise EgressRefused("the task was not executed by FedAD's executor: no configuration to check against")
+        policy = SitePolicy.load(SitePaths.from_context(fl_ctx).policy)
+        if config.loss.head == "aggregated" and not policy.allow_aggregated_head:
+            raise EgressRefused(
+                "loss.head = 'aggregated' would send the projection head; this site's policy.yaml has "
+                "allow_aggregated_head: false"
+            )
+        _only(shareable, _RESULT_KEYS, "key")
+        _only(shareable.get(ReservedHeaderKey.HEADERS) or {}, _RESULT_HEADERS, "header")
+        _only(shareable.get("DXO") or {}, _DXO_KEYS, "DXO field")
+        dxo = from_shareable(shareable)
+        if dxo.data_kind != data_kind(config):
+            raise EgressRefused(f"expected a DXO of kind {data_kind(config)}, got {dxo.data_kind!r}")
+        meta = parse_meta(ResultMeta, dxo.meta)
+        check_tensors(dxo.data, wire_spec(config), wire_dtype(config))
+        return dxo.data, meta
+
+    @staticmethod
+    def _error_reply(code: Any, shareable: Shareable) -> Shareable:
+        reply = make_reply(code if code in _RETURN_CODES else ReturnCode.ERROR)
+        reason = shareable.get_header(REASON_HEADER)
+        if reason in {item.value for item in Reason}:
+            reply.set_header(REASON_HEADER, reason)
+        return reply
+
+
+def _only(mapping: Any, allowed: set[str], what: str) -> None:
+    if not isinstance(mapping, dict):
+        raise EgressRefused(f"expected {what}s in a dict, got {type(mapping).__name__}")
+    if unknown := sorted(str(key) for key in mapping.keys() - allowed):
+        raise EgressRefused(f"unexpected {what} {unknown[0]!r}; allowed: {', '.join(sorted(allowed))}")

@@ -1,0 +1,167 @@
+"""FedAD's executor: checks the task, has the training process train it, returns theta_k. The head stays where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from fedad_components.config import FedADConfig
+from fedad_components.fedsd.state import wire_spec
+from fedad_components.flare.context import data_kind, set_configuration
+from fedad_components.flare.controller import TRAIN_TASK
+from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
+from fedad_components.wire import (
+    REASON_HEADER,
+    Reason,
+    ResultMeta,
+    TaskMeta,
+    WireError,
+    check_tensors,
+    decode,
+    encode_update,
+    parse_meta,
+    wire_dtype,
+)
+from fedad_components.worker.process import TrainingAborted, TrainingError, TrainingProcess, WorkerSettings
+
+WORKER_LOG = "fedad_worker.log"
+
+
+class FedADExecutor(Executor):
+    """Trains a round at a site, in a child process that outlives the round.
+
+    Whatever goes wrong is an error of this task: the site's log has the cause, the server gets a reason from a fixed
+    vocabulary, and the round goes on without this site.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """``config`` is the experiment's configuration as JSON."""
+        super().__init__()
+        self.config = config
+        self._config = FedADConfig.parse(config)
+        self._worker: TrainingProcess | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """End the training process with the job."""
+        if event_type in (EventType.ABOUT_TO_END_RUN, EventType.END_RUN) and self._worker is not None:
+            self._worker.stop()
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Train the task; the reply is an update, or an error with its reason."""
+        set_configuration(fl_ctx, self._config)
+        if task_name != TRAIN_TASK:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        try:
+            task, theta = self._checked(shareable)
+            self._check_policy(fl_ctx)
+            return self._train(task, theta, fl_ctx, abort_signal)
+        except TrainingAborted:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except TrainingError as error:
+            return self._failure(error.reason, error, fl_ctx)
+        except WireError as error:
+            return self._failure(Reason.TASK_REFUSED, error, fl_ctx)
+        except SiteError as error:
+            return self._failure(Reason.POLICY_REFUSED, error, fl_ctx)
+
+    def _checked(self, shareable: Shareable) -> tuple[TaskMeta, dict[str, torch.Tensor]]:
+        """The task's meta and theta^t in float32.
+
+        Raises:
+            WireError: if it is not exactly what this configuration makes the server send.
+        """
+        try:
+            dxo = from_shareable(shareable)
+        except ValueError as error:
+            raise WireError(f"the task is not a DXO: {error}") from None
+        if dxo.data_kind != DataKind.WEIGHTS:
+            raise WireError(f"expected a DXO of kind {DataKind.WEIGHTS}, got {dxo.data_kind!r}")
+        task = parse_meta(TaskMeta, dxo.meta)
+        if task.config_digest != self._config.digest():
+            raise WireError(
+                "the server runs another configuration than this site's job holds (digest differs): resubmit the job "
+                "as it was exported"
+            )
+        if task.experiment != self._config.federation.experiment:
+            raise WireError(f"the task is of experiment {task.experiment!r}")
+        if not task.round < self._config.federation.rounds:
+            raise WireError(f"round {task.round} is beyond federation.rounds {self._config.federation.rounds}")
+        self._check_lambda(task.lambda_t)
+        check_tensors(dxo.data, wire_spec(self._config), wire_dtype(self._config))
+        return task, decode(dxo.data)
+
+    def _check_lambda(self, lambda_t: float) -> None:
+        atsa = self._config.atsa
+        low, high = (
+            (atsa.lambda_fixed, atsa.lambda_fixed) if atsa.schedule == "fixed" else (atsa.lambda_min, atsa.lambda_max)
+        )
+        if not low - 1e-9 <= lambda_t <= high + 1e-9:
+            raise WireError(f"lambda_t {lambda_t} is outside [{low}, {high}]")
+
+    def _check_policy(self, fl_ctx: FLContext) -> None:
+        paths = SitePaths.from_context(fl_ctx)
+        if self._config.loss.head == "aggregated" and not SitePolicy.load(paths.policy).allow_aggregated_head:
+            raise SiteError(
+                f"{paths.policy}: allow_aggregated_head is false, and the job asks for loss.head = 'aggregated': the "
+                f"site does not send its projection head"
+            )
+
+    def _train(
+        self, task: TaskMeta, theta: dict[str, torch.Tensor], fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        site = fl_ctx.get_identity_name()
+        worker = self._training_process(site, fl_ctx)
+        self.log_info(fl_ctx, f"round {task.round}: training starts, lambda_t = {task.lambda_t:.4f}")
+        trained = worker.train(
+            theta,
+            task.lambda_t,
+            task.round,
+            timeout=self._config.federation.round_timeout,
+            should_stop=lambda: bool(abort_signal.triggered),
+            on_epoch=lambda epoch, losses: self.log_info(
+                fl_ctx,
+                f"round {task.round}, epoch {epoch + 1}/{self._config.training.epochs}: "
+                + ", ".join(f"{name} = {value:.4f}" for name, value in losses.items()),
+            ),
+        )
+        meta = parse_meta(
+            ResultMeta,
+            {
+                "config_digest": task.config_digest,
+                "round": task.round,
+                "n_samples": trained.n_samples,
+                "losses": trained.losses[-1],
+            },
+        )
+        self.log_info(fl_ctx, f"round {task.round}: {trained.n_samples} images trained in {trained.seconds:.1f} s")
+        update = encode_update(trained.theta_k, theta, self._config)
+        return DXO(data_kind(self._config), update, meta.model_dump(mode="json")).to_shareable()
+
+    def _training_process(self, site: str, fl_ctx: FLContext) -> TrainingProcess:
+        if self._worker is None:
+            paths = SitePaths.from_context(fl_ctx)
+            run_dir = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+            self._worker = TrainingProcess(
+                WorkerSettings(
+                    config=self.config,
+                    site=site,
+                    catalogue=str(paths.catalogue),
+                    state_dir=str(paths.state),
+                    cache_dir=str(paths.cache),
+                ),
+                run_dir / WORKER_LOG,
+            )
+        return self._worker
+
+    def _failure(self, reason: Reason, error: Exception, fl_ctx: FLContext) -> Shareable:
+        self.log_error(fl_ctx, f"task not trained ({reason.value}): {error}")
+        return make_reply(ReturnCode.EXECUTION_EXCEPTION, {REASON_HEADER: reason.value})

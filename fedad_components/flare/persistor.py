@@ -1,0 +1,77 @@
+"""Where the global model comes from and where it goes: checkpoint of the experiment, results of the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
+from nvflare.app_common.abstract.model_persistor import ModelPersistor
+
+from fedad_components import checkpoint, records
+from fedad_components.checkpoint import Checkpoint
+from fedad_components.fedsd.state import initial_state, save_extractor
+from fedad_components.files import FileLock, write_atomic
+from fedad_components.flare.context import configuration
+from fedad_components.flare.site import SitePaths
+from fedad_components.records import RoundRecord, append_record
+
+NEXT_ROUND = "next_round"
+ATSA_STATE = "atsa"
+RECORD = "record"
+
+RESULTS_DIR = "fedad"
+"""Folder in the job's run folder: what ``download_job`` brings to the operator."""
+EXTRACTOR_FILE = "extractor.safetensors"
+
+
+class FedADPersistor(ModelPersistor):
+    """Keeps ``checkpoint.safetensors`` and ``rounds.jsonl`` in the server's ``local/fedad/experiments/<experiment>/``.
+
+    They outlive the job's run folder, so that a resubmitted job goes on where the last one stopped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock: FileLock | None = None
+
+    def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
+        """The checkpoint's model, or round 0's initial weights; its meta says which round comes next.
+
+        Raises:
+            LockedError: another job runs this experiment.
+            CheckpointError: the checkpoint is damaged or of another configuration.
+            StateError: the initial weights' file does not fit.
+        """
+        config = configuration(fl_ctx)
+        site = SitePaths.from_context(fl_ctx)
+        folder = site.experiment(config.federation.experiment)
+        self._lock = FileLock(folder / "lock")
+        self._lock.acquire()
+        path = folder / checkpoint.FILE_NAME
+        if path.exists():
+            saved = Checkpoint.load(path, config.identity())
+            self.log_info(
+                fl_ctx,
+                f"experiment {config.federation.experiment!r} resumes at round "
+                f"{saved.next_round} with lambda_t = {saved.atsa.get('lambda_t')}",
+            )
+            return make_model_learnable(saved.theta, {NEXT_ROUND: saved.next_round, ATSA_STATE: saved.atsa})
+        theta = initial_state(config, site.root)
+        return make_model_learnable(theta, {NEXT_ROUND: 0, ATSA_STATE: None})
+
+    def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
+        """Write the round's record, the checkpoint, and the job's results, in this order.
+
+        A crash in between repeats the round, whose record then replaces this one.
+        """
+        config = configuration(fl_ctx)
+        folder = SitePaths.from_context(fl_ctx).experiment(config.federation.experiment)
+        theta, meta = model[ModelLearnableKey.WEIGHTS], model[ModelLearnableKey.META]
+        record: RoundRecord = meta[RECORD]
+        append_record(folder / records.FILE_NAME, record)
+        Checkpoint(theta, meta[NEXT_ROUND], meta[ATSA_STATE], config.identity()).save(folder / checkpoint.FILE_NAME)
+        results = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS_DIR
+        results.mkdir(exist_ok=True)
+        write_atomic(results / records.FILE_NAME, (folder / records.FILE_NAME).read_bytes())
+        save_extractor(results / EXTRACTOR_FILE, theta, config, {"rounds": str(meta[NEXT_ROUND])})

@@ -1,0 +1,185 @@
+"""A job process's handle on its training process: starts it when needed, and again when it has died."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from fedad_components.wire import Reason
+from fedad_components.worker.protocol import Message, receive, send
+
+_POLL_SECONDS = 0.2
+_STOP_SECONDS = 5.0
+
+
+class TrainingError(RuntimeError):
+    """A round that the site could not train. ``reason`` may leave the site; the message stays in its log."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class TrainingAborted(RuntimeError):
+    """The job was aborted while its training process worked."""
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a training process is told when it starts."""
+
+    config: dict[str, Any]
+    site: str
+    catalogue: str
+    state_dir: str
+    cache_dir: str
+
+
+@dataclass(frozen=True)
+class TrainedRound:
+    """theta_k after a round, float32 on the CPU, and what the site may say about it."""
+
+    theta_k: dict[str, torch.Tensor]
+    n_samples: int
+    losses: list[dict[str, float]]
+    """One dict an epoch."""
+    seconds: float
+
+
+class TrainingProcess:
+    """One long-lived child: images are opened once, and each round is a request to it."""
+
+    def __init__(self, settings: WorkerSettings, log_file: str | Path) -> None:
+        self.settings = settings
+        self.log_file = Path(log_file)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._replies: queue.Queue[Message | None] = queue.Queue()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running child."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def train(
+        self,
+        theta: Mapping[str, torch.Tensor],
+        lambda_t: float,
+        round_number: int,
+        *,
+        timeout: float,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_epoch: Callable[[int, dict[str, float]], None] = lambda epoch, losses: None,
+    ) -> TrainedRound:
+        """Train one round, starting the child first if there is none.
+
+        Raises:
+            TrainingError: the child died, took longer than ``timeout`` seconds, or refused; the next call starts anew.
+            TrainingAborted: ``should_stop`` returned true; the child is ended.
+        """
+        deadline = time.monotonic() + timeout
+        if self.pid is None:
+            self._start()
+            self._await("ready", deadline, should_stop, on_epoch)
+        self._send(Message("train", {"round": round_number, "lambda_t": lambda_t}, theta))
+        reply = self._await("result", deadline, should_stop, on_epoch)
+        fields = reply.fields
+        return TrainedRound(dict(reply.tensors), fields["n_samples"], fields["losses"], fields["seconds"])
+
+    def stop(self) -> None:
+        """End the child, politely first; harmless if there is none."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _start(self) -> None:
+        self.stop()
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log_file, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedad_components.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self._replies = queue.Queue()
+        threading.Thread(target=_pump, args=(self._process.stdout, self._replies), daemon=True).start()
+        self._send(Message("start", asdict(self.settings)))
+
+    def _send(self, message: Message) -> None:
+        assert self._process is not None
+        try:
+            send(self._process.stdin, message)  # type: ignore[arg-type]
+        except OSError:
+            raise self._death() from None
+
+    def _await(
+        self,
+        kind: str,
+        deadline: float,
+        should_stop: Callable[[], bool],
+        on_epoch: Callable[[int, dict[str, float]], None],
+    ) -> Message:
+        while True:
+            if should_stop():
+                self.stop()
+                raise TrainingAborted("the job was aborted")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise TrainingError(
+                    Reason.TIMED_OUT,
+                    "training took longer than the round may; raise "
+                    "federation.round_timeout, or lower training.epochs or training.max_images",
+                )
+            try:
+                message = self._replies.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                continue
+            if message is None:
+                raise self._death()
+            if message.kind == "failure":
+                if kind == "ready":  # it could not start, and ends by itself
+                    self.stop()
+                raise TrainingError(Reason(message.fields["reason"]), message.fields["message"])
+            if message.kind == "epoch":
+                on_epoch(message.fields["epoch"], message.fields["losses"])
+            elif message.kind == kind:
+                return message
+
+    def _death(self) -> TrainingError:
+        assert self._process is not None
+        self._process.wait()
+        code = self._process.returncode
+        self.stop()
+        if code < 0:
+            cause = f"killed by {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                cause += ", which is what the system does when memory runs out: lower training.batch_size"
+        else:
+            cause = f"ended with exit code {code}"
+        return TrainingError(Reason.WORKER_DIED, f"the training process {cause}; its log is {self.log_file}")
+
+
+def _pump(stream: BinaryIO, replies: queue.Queue[Message | None]) -> None:
+    while (message := receive(stream)) is not None:
+        replies.put(message)
+    replies.put(None)
