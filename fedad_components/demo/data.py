@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -117,10 +118,10 @@ def prepare_wbc(data_dir: str | Path, out_dir: str | Path, seed: int = 0) -> Dem
     if missing:
         raise DemoDataError(f"{data_dir}: {missing} of the {len(rows)} images that benchmark.csv lists are missing")
 
-    clients: dict[str, list[str]] = {}
+    clients: dict[str, list[Path]] = {}
     for row in rows:
         if row["role"] == "client" and row["split"] == "train":
-            clients.setdefault(row["site"], []).append(str(data_dir / row["file"]))
+            clients.setdefault(row["site"], []).append(data_dir / row["file"])
     target = [row for row in rows if row["role"] == "unseen_target"]
     targets = {row["site"] for row in target}
     if not clients or len(targets) != 1:
@@ -131,10 +132,11 @@ def prepare_wbc(data_dir: str | Path, out_dir: str | Path, seed: int = 0) -> Dem
 
     sites = {}
     for site, images in sorted(clients.items()):
-        file_list = out_dir / site / "images.txt"
+        folder = Path(os.path.commonpath([image.parent for image in images]))
+        file_list = out_dir.resolve() / site / "images.txt"
         file_list.parent.mkdir(parents=True, exist_ok=True)
-        file_list.write_text("".join(f"{image}\n" for image in images), encoding="utf-8")
-        sites[site] = {"files": str(file_list)}
+        file_list.write_text("".join(f"{image.relative_to(folder)}\n" for image in images), encoding="utf-8")
+        sites[site] = {"folder": str(folder), "files": str(file_list)}
     labels, groups = [row["label"] for row in target], [row["group"] for row in target]
     folds = StratifiedGroupKFold(n_splits=3, shuffle=True, random_state=seed)
     train, test = next(folds.split(np.zeros(len(target)), labels, groups))

@@ -1,0 +1,174 @@
+"""``summary.json``: what a demo did, as typed data that the report and scripts read. Imports no FLARE."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedad_components.atsa import ATSA
+from fedad_components.config import FedADConfig
+from fedad_components.demo.data import DemoData
+from fedad_components.evaluation.probe import ProbeResult
+from fedad_components.files import write_atomic
+from fedad_components.records import Losses, RoundRecord
+
+SOFTWARE = ("fedad", "nvflare", "torch", "torchvision", "monai", "scikit-learn", "pydicom", "numpy")
+
+NO_DIFFERENTIAL_PRIVACY = (
+    "No differential privacy in this run. Images and optimiser states stayed at their hospital; the extractor's "
+    "weights, the number of images and mean losses left it. Weights can reveal something about the images they were "
+    "trained on, and nothing in this run bounds how much."
+)
+
+
+class SummaryError(ValueError):
+    """A summary that cannot be built or read; the message says what does not fit."""
+
+
+class Privacy(BaseModel):
+    """What protects the images besides staying where they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["none"] = "none"
+    statement: str = NO_DIFFERENTIAL_PRIVACY
+
+
+class UnseenSite(BaseModel):
+    """The site that the probe was run on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    site: str
+    label: str
+    description: str = Field(description="what the label is, and how training and test are kept apart")
+
+
+class Summary(BaseModel):
+    """One demo. Lists over rounds have one element for each finished round, in order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    status: str = Field(description="FLARE's job status, e.g. FINISHED:COMPLETED")
+    job_id: str | None = Field(description="FLARE's job id; None if the job was never accepted")
+    experiment: str
+    data: str = Field(description="embedded or wbc")
+    seed: int
+    config_digest: str = Field(description="SHA-256 of the configuration's canonical JSON")
+    config: dict[str, Any] = Field(description="the whole configuration, defaults written out")
+    sites: list[str]
+    n_samples: dict[str, int] = Field(description="site -> images it trained on, as it reported")
+    rounds: int = Field(description="finished rounds")
+    rounds_planned: int
+    participants: list[list[str]] = Field(description="per round: sites whose update is in the aggregate")
+    refused: list[dict[str, str]] = Field(description="per round: site -> why its update is not in the aggregate")
+    lambda_t: list[float] = Field(description="per round: lambda that the sites used")
+    instability: list[float] = Field(description="per round: Delta, Eq. 5")
+    phase: list[str] = Field(description="per round: exploration or enforcement")
+    losses: list[dict[str, Losses]] = Field(description="per round: site -> losses of its last local epoch")
+    contrastive_at_chance: float = Field(
+        description="ln(2N - 1), Eq. 2 where nothing has been learnt, N the batch size"
+    )
+    round_seconds: list[float]
+    bytes_sent: dict[str, int] = Field(description="site -> bytes of all the tensors that it sent")
+    unseen: UnseenSite
+    probe: ProbeResult | None = Field(description="None if there was no model to probe")
+    privacy: Privacy = Privacy()
+    notes: list[str] = Field(description="what a reader must know to judge the numbers")
+    versions: dict[str, str] = Field(description="software -> version")
+    finished_at: str = Field(description="UTC, ISO 8601")
+    wall_s: float = Field(description="seconds for the whole demo, from provisioning to the probe")
+
+    def write(self, path: str | Path) -> None:
+        """Write JSON, atomically."""
+        write_atomic(path, (self.model_dump_json(indent=2) + "\n").encode("utf-8"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Summary:
+        """Read a ``summary.json``.
+
+        Raises:
+            SummaryError: if it cannot be read or is no summary.
+        """
+        try:
+            return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValidationError) as error:
+            raise SummaryError(f"{path}: not a demo's summary: {error}") from None
+
+
+def build_summary(
+    records: Sequence[RoundRecord],
+    *,
+    status: str,
+    job_id: str | None,
+    data: DemoData,
+    config: FedADConfig,
+    probe: ProbeResult | None,
+    wall_s: float,
+    notes: Sequence[str] = (),
+) -> Summary:
+    """Put together the server's records, the probe and what the demo was started with.
+
+    Raises:
+        SummaryError: if a record is of another round than its position says, or names a site that the demo has not.
+    """
+    sites = list(data.sites)
+    for number, record in enumerate(records):
+        if record.round != number:
+            raise SummaryError(f"the record of round {number} is missing: found that of round {record.round} instead")
+        if strangers := sorted({*record.participants, *record.refused} - set(sites)):
+            raise SummaryError(f"round {number} names sites that are not in this demo: {', '.join(strangers)}")
+    return Summary(
+        status=status,
+        job_id=job_id,
+        experiment=config.federation.experiment,
+        data=data.name,
+        seed=config.seed,
+        config_digest=config.digest(),
+        config=config.to_json(),
+        sites=sites,
+        n_samples={site: max((record.n_samples.get(site, 0) for record in records), default=0) for site in sites},
+        rounds=len(records),
+        rounds_planned=config.federation.rounds,
+        participants=[record.participants for record in records],
+        refused=[record.refused for record in records],
+        lambda_t=[record.lambda_t for record in records],
+        instability=[record.instability for record in records],
+        phase=[record.phase for record in records],
+        losses=[record.losses for record in records],
+        contrastive_at_chance=math.log(2 * config.training.batch_size - 1),
+        round_seconds=[record.seconds for record in records],
+        bytes_sent={site: sum(record.bytes.get(site, 0) for record in records) for site in sites},
+        unseen=UnseenSite(site=data.unseen.site, label=data.unseen.label, description=data.unseen.description),
+        probe=probe,
+        notes=[*notes, *_atsa_note(records, config)],
+        versions=_versions(),
+        finished_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        wall_s=wall_s,
+    )
+
+
+def _atsa_note(records: Sequence[RoundRecord], config: FedADConfig) -> list[str]:
+    """ATSA's own warning, from the instabilities that the server recorded."""
+    schedule = ATSA(config.atsa)
+    for record in records:
+        schedule.update(record.instability)
+    warning = schedule.warning()
+    return [warning] if warning else []
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in SOFTWARE:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
