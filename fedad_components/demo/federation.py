@@ -52,7 +52,7 @@ class Federation:
     """A server, sites and people; see the module's docstring.
 
     Args:
-        work_dir: where kits, logs and jobs go; must be new or empty, without spaces (FLARE splits its commands at them).
+        work_dir: where kits, logs and jobs go; new or empty, no spaces in its path (FLARE splits its commands at them).
         sites: names of the sites.
         threads: OMP_NUM_THREADS of each process; 0 leaves it alone.
         env: further environment variables for every process.
@@ -128,8 +128,8 @@ class Federation:
     def start_kit(self, kit: Path, node: str) -> None:
         """Start any kit with its own script, in its own session, under the name ``node``.
 
-        ``--once``: the script then replaces itself by FLARE's process instead of watching and restarting it, which costs
-        five seconds at the start and would undo kill_site.
+        ``--once``: the script then replaces itself by FLARE's process instead of watching and restarting it, which
+        costs five seconds at the start and would undo kill_site.
         """
         if self.processes(node):
             raise FederationError(f"{node}: already running")

@@ -1,7 +1,8 @@
 """What FedAD puts into a startup kit: one function over a kit's folder, and the FLARE builder that calls it.
 
-Centrally, ``provisioning/project.yml`` lists FedADBuilder and ``nvflare provision`` calls it. In the distributed flow the
-kit is made by ``nvflare package`` on its owner's machine and `fedad provision harden KIT` applies the same function.
+Centrally, ``provisioning/project.yml`` lists FedADBuilder and ``nvflare provision`` calls it. In the distributed flow
+``nvflare package`` calls it on the owner's machine, where the participant's file lists it; for any other kit,
+`fedad provision harden KIT` applies the same function.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.spec import Builder, Project, ProvisionContext
 
+from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
-from fedad_components.flare.site import PRIVATE_DIR, PRIVATE_FILE, SitePaths, write_private
+from fedad_components.flare.site import SitePaths
 from fedad_components.resources import resource_dir
 
 Kind = Literal["server", "client", "admin"]
 
 STRICT_EGRESS = "fedad_components.flare.egress.StrictEgress"
 PRIVACY_SCOPE = "fedad"
+PRIVATE_DIR = 0o700
+PRIVATE_FILE = 0o600
 JOB_STORAGE = "storage/jobs"
 SNAPSHOT_STORAGE = "storage/snapshots"
 
 _KIT_STORAGE = "fedad_components.flare.storage.KitStorage"
 _LOG_STREAMING = {"site_log_streamer", "log_receiver"}
-_STARTUP_FILES: dict[Kind, str] = {"server": "fed_server.json", "client": "fed_client.json", "admin": "fed_admin.json"}
+STARTUP_FILES: dict[Kind, str] = {"server": "fed_server.json", "client": "fed_client.json", "admin": "fed_admin.json"}
 
 
 class KitError(ValueError):
@@ -46,21 +50,21 @@ def kit_kind(kit: str | Path) -> Kind:
     Raises:
         KitError: if the folder is no startup kit.
     """
-    for kind, name in _STARTUP_FILES.items():
+    for kind, name in STARTUP_FILES.items():
         if (Path(kit) / "startup" / name).is_file():
             return kind
-    raise KitError(f"{kit}: no startup kit: expected startup/ with one of {', '.join(_STARTUP_FILES.values())}")
+    raise KitError(f"{kit}: no startup kit: expected startup/ with one of {', '.join(STARTUP_FILES.values())}")
 
 
 def harden(kit: str | Path) -> Kind:
     """Apply FedAD's policy to a kit, in place; running it again changes nothing.
 
-    Everybody: private keys 0600, folders 0700. Server and sites: exact class allow list, authorization policy. Server:
-    storage in the kit. Sites: StrictEgress in the privacy policy, no log streaming, the private folder with an empty
-    catalogue and the policy template (existing ones are kept).
+    Everybody: mutual TLS, private keys 0600, folders 0700. Server and sites: signed jobs only, exact class allow list,
+    authorization policy, no log streaming, a private folder. Server: storage in the kit. Sites: StrictEgress in the
+    privacy policy, an empty catalogue and the policy template (existing ones are kept).
 
-    FLARE reads ``resources.json`` and ``authorization.json`` only where they exist, and else their ``.default``; it runs
-    *without* any authorization when both are missing. So the defaults are what is rewritten.
+    FLARE reads ``resources.json`` and ``authorization.json`` only where they exist, and else their ``.default``; it
+    runs *without* any authorization when both are missing. So the defaults are what is rewritten.
 
     Raises:
         KitError: if the folder is no kit, is signed as a whole, or has a file that would override the policy.
@@ -70,19 +74,22 @@ def harden(kit: str | Path) -> Kind:
     local = kit / "local"
     if (local / "signature.json").exists():
         raise KitError(f"{local}: signed: list FedADBuilder before SignatureBuilder in the project instead")
+    _edit_json(kit / "startup" / STARTUP_FILES[kind], lambda startup: _startup(kind, startup))
     if kind != "admin":
         for name in ("resources.json", "authorization.json"):
             if (local / name).exists():
-                raise KitError(f"{local / name}: overrides the policy of {name}.default; move its settings and remove it")
+                raise KitError(
+                    f"{local / name}: overrides the policy of {name}.default; move its settings and remove it"
+                )
         _edit_json(local / "resources.json.default", _server_resources if kind == "server" else _client_resources)
-        write_private(local / "authorization.json.default", _template("authorization.json"))
+        write_atomic(local / "authorization.json.default", _template("authorization.json"))
         (local / "privacy.json.sample").unlink(missing_ok=True)  # its example filters let everything through
+        site = SitePaths.of_kit(kit).create()  # the server's holds its experiments
     if kind == "client":
-        write_private(local / "privacy.json", _as_json(privacy_policy()))
-        site = SitePaths.of_kit(kit).create()
+        write_atomic(local / "privacy.json", _as_json(privacy_policy()))
         for path in (site.catalogue, site.policy):
             if not path.exists():
-                write_private(path, _template(path.name))
+                write_atomic(path, _template(path.name))
     tighten(kit)
     return kind
 
@@ -102,6 +109,13 @@ def privacy_policy() -> dict[str, Any]:
     """
     scope = {"name": PRIVACY_SCOPE, "properties": {}, "task_result_filters": [{"path": STRICT_EGRESS, "args": {}}]}
     return {"scopes": [scope], "default_scope": PRIVACY_SCOPE}
+
+
+def _startup(kind: Kind, startup: dict[str, Any]) -> None:
+    section = startup["servers"][0] if kind == "server" else startup[kind]
+    section["connection_security"] = "mtls"
+    if kind != "admin":
+        startup["require_signed_jobs"] = True
 
 
 def _client_resources(resources: dict[str, Any]) -> None:
@@ -143,7 +157,7 @@ def _edit_json(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         edit(content)
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise KitError(f"{path}: not what FLARE 2.9 writes into a kit: {error!r}") from error
-    write_private(path, _as_json(content))
+    write_atomic(path, _as_json(content))
 
 
 def _as_json(content: dict[str, Any]) -> bytes:
@@ -157,8 +171,8 @@ def _template(name: str) -> bytes:
 class FedADBuilder(Builder):
     """Harden every kit of a project. List it after StaticFileBuilder and before CertBuilder.
 
-    FLARE finalizes builders in reverse order, so this one closes the state folder before CertBuilder writes every private
-    key into it, and tightens the file afterwards.
+    FLARE finalizes builders in reverse order, so this one closes the state folder before CertBuilder writes every
+    private key into it, and tightens the file afterwards.
     """
 
     def initialize(self, project: Project, ctx: ProvisionContext) -> None:
@@ -188,7 +202,9 @@ def read_project(path: str | Path | None = None) -> dict[str, Any]:
         builders = [builder["path"] for builder in project["builders"]]
         project["participants"], project["name"]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise KitError(f"{path}: not a FLARE project: expected YAML with name, participants, builders: {error!r}") from error
+        raise KitError(
+            f"{path}: not a FLARE project: expected YAML with name, participants, builders: {error!r}"
+        ) from error
     ours = f"{FedADBuilder.__module__}.{FedADBuilder.__qualname__}"
     if ours not in builders:
         raise KitError(f"{path}: builders lack {ours}: its kits would not be hardened")
@@ -202,7 +218,7 @@ def provision(project: dict[str, Any], workspace: str | Path) -> Path:
         KitError: with what FLARE says is wrong.
     """
     definition = copy.deepcopy(project)  # FLARE writes into it
-    Path(workspace).mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
+    make_private_dir(workspace)
     try:
         provisioner = Provisioner(str(workspace), prepare_builders(definition))
         ctx = provisioner.provision(prepare_project(definition), logger=logging.getLogger(__name__))

@@ -1,25 +1,27 @@
-"""What a site keeps to itself: the private folder of its kit and the policy in it. Needs no FLARE for a kit path.
+"""What a site keeps to itself: the private folder of its kit, and the policy in it. Needs no FLARE for a kit path.
 
-``<kit>/local/fedad/`` (0700) holds ``catalogue.yaml``, ``policy.yaml``, ``state/`` (private heads) and ``cache/`` (decoded
-images). It lies outside FLARE's run folders, so it survives jobs, restarts and resubmissions.
+``<kit>/local/fedad/`` (0700) holds ``catalogue.yaml``, ``policy.yaml``, ``state/`` (private heads) and ``cache/``
+(decoded images). It lies outside FLARE's run folders, so it survives jobs, restarts and resubmissions.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedad_components.files import make_private_dir
+
 if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
 
-PRIVATE_DIR = 0o700
-PRIVATE_FILE = 0o600
+
+SIMULATED_SITES = "FEDAD_SIMULATED_SITES"
+"""For FLARE's simulator, which has no kits: environment variable that names a folder with one private folder a site."""
 
 
 class SiteError(ValueError):
@@ -28,7 +30,7 @@ class SiteError(ValueError):
 
 @dataclass(frozen=True)
 class SitePaths:
-    """Paths of a site's private folder."""
+    """Paths of a site's private folder; the server's kit has one too, for its checkpoints."""
 
     root: Path
 
@@ -47,6 +49,8 @@ class SitePaths:
         engine = fl_ctx.get_engine()
         if engine is None:
             raise SiteError("the FLARE context has no engine: the site's folder is only known after START_RUN")
+        if simulated := os.environ.get(SIMULATED_SITES):
+            return cls(Path(simulated).resolve() / fl_ctx.get_identity_name()).create()
         paths = cls.of_kit(engine.get_workspace().get_root_dir())
         if not paths.root.is_dir():
             raise SiteError(f"{paths.root}: missing; `fedad provision harden KIT` creates it")
@@ -72,11 +76,14 @@ class SitePaths:
         """Decoded images."""
         return self.root / "cache"
 
+    def experiment(self, name: str) -> Path:
+        """At the server: checkpoint and records of an experiment, over all its jobs."""
+        return make_private_dir(self.root / "experiments" / name)
+
     def create(self) -> SitePaths:
         """Make the folders, 0700 also where they exist already; never touches a file."""
         for folder in (self.root, self.state, self.cache):
-            folder.mkdir(mode=PRIVATE_DIR, parents=True, exist_ok=True)
-            folder.chmod(PRIVATE_DIR)
+            make_private_dir(folder).chmod(0o700)
         return self
 
 
@@ -86,10 +93,7 @@ class SitePolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     allow_aggregated_head: bool = Field(
-        False, description="whether the projection head may leave the site (`head: aggregated`, FedAvg-SSL)"
-    )
-    max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
-        None, description="share of unusable files above which the site refuses to train; null: the catalogue's"
+        default=False, description="whether the projection head may leave the site (`head: aggregated`, FedAvg-SSL)"
     )
 
     @classmethod
@@ -115,18 +119,3 @@ class SitePolicy(BaseModel):
                 f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}" for item in error.errors()
             )
             raise SiteError(f"{path}: {wrong}") from None
-
-
-def write_private(path: str | Path, content: bytes) -> None:
-    """Write a file atomically with mode 0600; a reader sees the old or the new content, also after a power cut."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp creates it 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -1,0 +1,203 @@
+"""Preflight of a startup kit: what an owner should know before starting it. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
+from fedad_components.flare.provision import STARTUP_FILES, STRICT_EGRESS, Kind, kit_kind
+from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
+from fedad_components.imaging.catalogue import Catalogue, CatalogueError
+
+HARDEN = "run `fedad provision harden KIT`"
+_RENEW_DAYS = 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One point of a preflight: what was looked at, whether it holds, and what to do if not (or what was seen)."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+def check(kit: str | Path, *, network: bool = True) -> list[Finding]:
+    """Look at a kit.
+
+    Args:
+        kit: the folder that holds ``startup/`` and ``local/``.
+        network: whether to connect to the server (sites and people only).
+
+    Raises:
+        KitError: if the folder is no startup kit.
+    """
+    kit = Path(kit)
+    kind = kit_kind(kit)
+    findings = [*_certificate(kit, kind), *_modes(kit), *_startup(kit, kind)]
+    if kind != "admin":
+        findings += [*_allow_list(kit), *_authorization(kit), _custom_code(kit)]
+    if kind == "client":
+        findings += [_privacy(kit), *_site(kit)]
+    if network and kind != "server":
+        findings.append(_server(kit, kind))
+    return findings
+
+
+def _certificate(kit: Path, kind: Kind) -> Iterator[Finding]:
+    base = "server" if kind == "server" else "client"
+    startup = kit / "startup"
+    try:
+        certificate = x509.load_pem_x509_certificate((startup / f"{base}.crt").read_bytes())
+        root = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
+        key = load_pem_private_key((startup / f"{base}.key").read_bytes(), password=None)
+    except (OSError, ValueError) as error:
+        yield Finding("certificate", False, f"unreadable: {error}")
+        return
+    try:
+        certificate.verify_directly_issued_by(root)
+        yield Finding("certificate's issuer", True, root.subject.rfc4514_string())
+    except (ValueError, TypeError, InvalidSignature):
+        yield Finding("certificate's issuer", False, "not the consortium's rootCA.pem: ask the lead for a new kit")
+    same = _public(key) == _public(certificate)
+    yield Finding("private key", same, "belongs to the certificate" if same else "of another certificate")
+    days = (certificate.not_valid_after_utc - datetime.now(timezone.utc)).days
+    yield Finding("validity", days >= _RENEW_DAYS, f"{days} days left" + ("" if days >= _RENEW_DAYS else ": renew now"))
+
+
+def _public(holder: Any) -> bytes:
+    content: bytes = holder.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return content
+
+
+def _modes(kit: Path) -> Iterator[Finding]:
+    private = [kit / "startup", kit / "local", *(kit / "startup").glob("*.key"), kit / "local" / "fedad"]
+    open_ones = [path for path in private if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077]
+    names = ", ".join(str(path.relative_to(kit)) for path in open_ones)
+    yield Finding("file modes", not open_ones, f"others can read {names}: {HARDEN}" if open_ones else "owner only")
+
+
+def _startup(kit: Path, kind: Kind) -> Iterator[Finding]:
+    startup = _read(kit / "startup" / STARTUP_FILES[kind])
+    section = startup.get("servers", [{}])[0] if kind == "server" else startup.get(kind, {})
+    mutual = section.get("connection_security") == "mtls"
+    yield Finding("mutual TLS", mutual, "on" if mutual else f"off: {HARDEN}")
+    if kind != "admin":
+        signed = startup.get("require_signed_jobs") is True
+        yield Finding("signed jobs", signed, "required" if signed else f"not required: {HARDEN}")
+
+
+def _allow_list(kit: Path) -> Iterator[Finding]:
+    resources = _effective(kit, "resources.json")
+    listed, ours = set(resources.get("class_allow_list") or ["(FLARE's default)"]), set(CLASS_ALLOW_LIST)
+    difference = ", ".join(
+        [f"+{name}" for name in sorted(listed - ours)] + [f"-{name}" for name in sorted(ours - listed)]
+    )
+    enforced = resources.get("class_list_enforcement_mode", "enforce") == "enforce"
+    exact = enforced and not difference
+    detail = f"exactly this release's {len(ours)} classes" if exact else f"{difference or 'not enforced'}: {HARDEN}"
+    yield Finding("class allow list", exact, detail)
+
+
+def _authorization(kit: Path) -> Iterator[Finding]:
+    permissions = _effective(kit, "authorization.json").get("permissions")
+    if not isinstance(permissions, dict) or not permissions:
+        yield Finding("authorization", False, f"no policy, so FLARE would allow everything: {HARDEN}")
+        return
+    for right, meaning in (("byoc", "code inside a job"), ("shell_commands", "shell commands")):
+        # A role with one string ("any") has every right; a right that a role does not list is denied.
+        holders = [
+            role
+            for role, rights in permissions.items()
+            if (rights if isinstance(rights, str) else rights.get(right, "none")) != "none"
+        ]
+        detail = f"allowed to {', '.join(holders)}: {HARDEN}" if holders else "nobody"
+        yield Finding(meaning, not holders, detail)
+
+
+def _privacy(kit: Path) -> Finding:
+    policy = _read(kit / "local" / "privacy.json")
+    scopes = policy.get("scopes") or []
+    bare = [scope.get("name", "?") for scope in scopes if not _last_filter_is_strict(scope)]
+    if not scopes or bare or policy.get("default_scope") not in {scope.get("name") for scope in scopes}:
+        return Finding("egress", False, f"StrictEgress is not the last result filter of every scope: {HARDEN}")
+    return Finding("egress", True, "StrictEgress is the last filter of every scope")
+
+
+def _last_filter_is_strict(scope: dict[str, Any]) -> bool:
+    filters = scope.get("task_result_filters") or [{}]
+    return bool(filters[-1].get("path") == STRICT_EGRESS)
+
+
+def _custom_code(kit: Path) -> Finding:
+    files = [path for path in (kit / "local" / "custom").rglob("*") if path.is_file()]
+    return Finding("local/custom", True, f"{len(files)} files of this site's own code" if files else "empty")
+
+
+def _site(kit: Path) -> Iterator[Finding]:
+    site = SitePaths.of_kit(kit)
+    try:
+        SitePolicy.load(site.policy)
+        yield Finding("site policy", True, "valid")
+    except SiteError as error:
+        yield Finding("site policy", False, str(error))
+    try:
+        ids = list(Catalogue.load(site.catalogue).data_sets)
+        yield Finding("catalogue", bool(ids), ", ".join(ids) or f"no data set yet: add one to {site.catalogue}")
+    except CatalogueError as error:
+        yield Finding("catalogue", False, str(error))
+
+
+def _server(kit: Path, kind: Kind) -> Finding:
+    startup = _read(kit / "startup" / STARTUP_FILES[kind])
+    if kind == "admin":
+        host, port = startup["admin"]["host"], int(startup["admin"]["port"])
+    else:
+        host, _, text = startup["servers"][0]["service"]["target"].rpartition(":")
+        port = int(text)
+    where = f"{host}:{port}"
+    context = ssl.create_default_context(cafile=str(kit / "startup" / "rootCA.pem"))
+    context.set_alpn_protocols(["h2"])
+    try:
+        context.load_cert_chain(str(kit / "startup" / "client.crt"), str(kit / "startup" / "client.key"))
+        with (
+            socket.create_connection((host, port), timeout=5.0) as connection,
+            context.wrap_socket(connection, server_hostname=host) as secure,
+        ):
+            secure.recv(1)  # with TLS 1.3 the server's refusal of our certificate only arrives now
+    except ssl.SSLCertVerificationError as error:
+        return Finding(
+            "server", False, f"{where} shows a certificate that is not the consortium's: {error.verify_message}"
+        )
+    except ssl.SSLError as error:
+        return Finding("server", False, f"{where} refuses this kit's certificate: {error.reason}")
+    except OSError as error:
+        return Finding("server", False, f"{where} cannot be reached: {error}; check name, firewall and that it runs")
+    return Finding("server", True, f"{where} answers and accepts this kit's certificate")
+
+
+def _effective(kit: Path, name: str) -> dict[str, Any]:
+    """What FLARE reads: the file, or else its default."""
+    path = kit / "local" / name
+    return _read(path if path.exists() else path.with_name(f"{name}.default"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none, so that each check fails closed."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
