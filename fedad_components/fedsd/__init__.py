@@ -1,2 +1,2 @@
-"""FedSD, the paper's client, in plain PyTorch: may import only torch, torchvision, numpy (and safetensors where a file is
-read or written)."""
+"""FedSD, the paper's client, in plain PyTorch. May import only torch, torchvision and numpy, and safetensors where a
+file is read or written."""

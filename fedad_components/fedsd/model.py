@@ -1,4 +1,4 @@
-"""Extractor f(x; theta), private head g(h; phi) and the teacher's fixed projection p. Imports torch and torchvision only."""
+"""Extractor f(x; theta), private head g(h; phi) and the teacher's fixed projection p. Imports torch, torchvision."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build_extractor(config: ModelConfig, seed: int = 0) -> ResNet:
 
 
 def build_head(seed: int, site: str) -> nn.Sequential:
-    """g(.; phi): h ``(N, 512)`` to ``(N, 256)``, to be split by :func:`split`. Random weights from the site's own stream."""
+    """g(h; phi): ``(N, 512)`` to ``(N, 256)``, to be split by :func:`split`. Random weights from the site's stream."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "head", site))
         return nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU(inplace=True), nn.Linear(FEATURES, 2 * LATENT))
@@ -81,8 +81,8 @@ def build_projection(seed: int) -> nn.Linear:
 def estimate_statistics(extractor: nn.Module, batches: Iterable[Tensor]) -> None:
     """Replace BatchNorm's running statistics by the average over ``batches`` of ``(N, 3, H, W)`` normalised images.
 
-    Needed with ``norm: local``, whose weights travel without statistics: a site that joins late, or a new data set, has to
-    measure its own.
+    Needed with ``norm: local``, whose weights travel without statistics: a site that joins late, or a new data set, has
+    to measure its own.
     """
     layers = [layer for layer in extractor.modules() if isinstance(layer, nn.BatchNorm2d)]
     momenta = [layer.momentum for layer in layers]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +51,8 @@ def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {plain_name(name): tensor for name, tensor in state.items()}
     if len(renamed) != len(state):
         raise StateError(
-            f"{len(state)} names became {len(renamed)} without their wrapper prefixes: the state mixes a wrapped "
-            f"and an unwrapped model"
+            f"{len(state)} names became {len(renamed)} without their wrapper prefixes: the state mixes a "
+            f"wrapped and an unwrapped model"
         )
     return renamed
 
@@ -63,7 +63,7 @@ def is_statistic(name: str) -> bool:
 
 
 def _on_wire(name: str, norm: str) -> bool:
-    return name.rpartition(".")[2] != COUNTER and not (norm == "local" and is_statistic(name))
+    return name.rpartition(".")[2] != COUNTER and not (norm != "batch" and is_statistic(name))
 
 
 def _wire_view(extractor: nn.Module, head: nn.Module | None, norm: str) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def wire_spec(config: FedADConfig) -> dict[str, tuple[int, ...]]:
 
 
 def trainable_names(config: FedADConfig) -> frozenset[str]:
-    """Names of theta's trainable parameters, over which the instability is taken: no statistics, no counters, no head."""
+    """Names of theta's trainable parameters, over which Delta is taken: no statistics, no counters, no head."""
     return frozenset(name for name, _ in _meta_modules(config)[0].named_parameters())
 
 
@@ -171,9 +171,9 @@ def to_torchvision(state: Mapping[str, Tensor], norm: str = "batch") -> dict[str
     """theta as a state dict that loads strictly into ``torchvision.models.resnet18()`` with ``fc = Identity()``.
 
     The small stem's 3x3 kernel is zero-padded to 7x7, which is the same convolution with stride 1, padding 3 and no
-    max-pool. BatchNorm counters are written as zero, and statistics that stayed at the sites as mean 0, variance 1: to be
-    estimated by :func:`~fedad_components.fedsd.model.estimate_statistics`. An extractor with GroupNorm has neither, and
-    loads into ``resnet18(norm_layer=lambda channels: GroupNorm(32, channels))``. An aggregated head is left out.
+    max-pool. BatchNorm counters are written as zero, and statistics that stayed at the sites as mean 0, variance 1: to
+    be estimated by :func:`~fedad_components.fedsd.model.estimate_statistics`. An extractor with GroupNorm has neither,
+    and loads into ``resnet18(norm_layer=lambda channels: GroupNorm(32, channels))``. An aggregated head is left out.
     """
     exported = {name: tensor for name, tensor in plain_names(state).items() if not name.startswith(HEAD_PREFIX)}
     margin = (STEM_KERNEL - exported["conv1.weight"].shape[-1]) // 2
@@ -189,7 +189,7 @@ def to_torchvision(state: Mapping[str, Tensor], norm: str = "batch") -> dict[str
 
 
 def from_torchvision(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """theta for the wire from torchvision's ResNet-18 names: the last layer, counters and unused statistics are dropped.
+    """theta for the wire from torchvision's names: the last layer, counters and unused statistics are dropped.
 
     Raises:
         StateError: if views are below 96 px and the 7x7 stem is not a padded 3x3 one.
@@ -197,17 +197,15 @@ def from_torchvision(state: Mapping[str, Tensor], config: ModelConfig) -> dict[s
     theta = {
         name: tensor
         for name, tensor in plain_names(state).items()
-        if not name.startswith("fc.")
-        and _on_wire(name, config.norm)
-        and not (config.norm == "group" and is_statistic(name))
+        if not name.startswith("fc.") and _on_wire(name, config.norm)
     }
     stem = theta.get("conv1.weight")
     if stem is not None and has_small_stem(config) and stem.shape[-1] == STEM_KERNEL:
         centre = stem[..., 2:5, 2:5].contiguous()
         if not torch.equal(F.pad(centre, (2,) * 4), stem):
             raise StateError(
-                f"conv1.weight: views of {config.image_size} px use a 3x3 stem, and this 7x7 stem has values outside its "
-                f"3x3 centre: use weights of a small-stem model, or image_size >= {SMALL_STEM_BELOW}"
+                f"conv1.weight: views of {config.image_size} px use a 3x3 stem, and this 7x7 stem has values outside "
+                f"its 3x3 centre: use weights of a small-stem model, or image_size >= {SMALL_STEM_BELOW}"
             )
         theta["conv1.weight"] = centre
     return theta
@@ -254,7 +252,7 @@ def load_extractor(path: str | Path) -> nn.Module:
         raise StateError(f"{path}: cannot be read as safetensors: {error}") from error
     if not {"norm", "image_size"} <= metadata.keys():
         raise StateError(f"{path}: the metadata lacks norm and image_size; expected a file written by save_extractor")
-    config = SimpleNamespace(norm=metadata["norm"], image_size=int(metadata["image_size"]))
+    config: Any = SimpleNamespace(norm=metadata["norm"], image_size=int(metadata["image_size"]))
     extractor = build_extractor(config)
     load_wire_state(from_torchvision(exported, config), extractor, norm=config.norm)
     return extractor.eval()

@@ -1,0 +1,276 @@
+"""One site's local training, Algorithm 1, lines 12-26. Imports torch and numpy only."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedad_components.fedsd.losses import Loss, alive, fedsd
+from fedad_components.fedsd.model import build_extractor, build_head, build_projection, estimate_statistics, split
+from fedad_components.fedsd.seeds import PUBLIC, stream
+from fedad_components.fedsd.state import (
+    HEAD_PREFIX,
+    is_statistic,
+    load_wire_state,
+    require_names,
+    wire_state,
+)
+from fedad_components.fedsd.style import style_statistics, style_targets
+from fedad_components.fedsd.teacher import Teacher, native_bf16
+from fedad_components.fedsd.views import Views
+
+if TYPE_CHECKING:
+    from fedad_components.config import FedADConfig
+
+SMALLEST_BATCH = 2
+"""One image has no negatives in Eq. 2."""
+STATISTICS_PREFIX = "extractor."
+STATISTICS_BATCHES = 8
+"""Batches from which a site that joins under ``norm: local`` measures its BatchNorm statistics."""
+
+
+class TrainingError(RuntimeError):
+    """Local training that cannot start or go on; the message names the site, and the round and epoch once begun."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round of local training yields. Nothing in it is computed per image."""
+
+    update: dict[str, Tensor]
+    """Full wire state theta_k after training, on the CPU."""
+    n_samples: int
+    """n_k of the aggregation: images of the site that are trained on."""
+    losses: list[dict[str, float]]
+    """One entry an epoch, image means: ``total``, ``contrastive``, ``alignment`` and ``orthogonality``, with their
+    weights: ``total`` is the sum of the others."""
+    dead_z_d: float
+    """Share of z_d without a direction in the last epoch: where gamma = lambda_t = 0 let it decay, no diagnostic of z_d
+    means anything."""
+    seconds: float
+
+
+def choose_device(configured: str) -> torch.device:
+    """The device of ``training.device``; ``auto`` is CUDA where there is one.
+
+    Raises:
+        TrainingError: if CUDA is asked for and there is none.
+    """
+    if configured == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if configured.startswith("cuda") and not torch.cuda.is_available():
+        raise TrainingError(
+            f"training.device is {configured!r}, but this machine has no usable CUDA device: use 'auto'"
+        )
+    return torch.device(configured)
+
+
+class Student:
+    """A round's student and its optimiser: one call of :meth:`step` is one gradient step."""
+
+    def __init__(
+        self, extractor: nn.Module, head: nn.Module, teacher: Teacher | None, config: FedADConfig, device: torch.device
+    ) -> None:
+        training = config.training
+        self.extractor, self.head, self.teacher, self.config = extractor.train(), head.train(), teacher, config
+        self.amp = training.amp == "auto" and device.type == "cuda" and native_bf16(device)
+        self.optimizer = torch.optim.Adam(
+            [*extractor.parameters(), *head.parameters()],
+            lr=training.learning_rate,
+            betas=(training.betas[0], training.betas[1]),
+            weight_decay=training.weight_decay,
+            fused=True,
+        )
+
+    def step(self, x: Tensor, lambda_t: float, style: Tensor | None = None) -> tuple[Loss, Tensor]:
+        """One step on the views ``(2N, 3, P, P)``; without a teacher, ``lambda_t`` has to be 0.
+
+        Returns:
+            The loss before the step, and z_d ``(2, N, 128)``; both without gradient.
+        """
+        # The teacher goes first: its activations are gone before the student's, which are kept for the gradient, exist.
+        z_g = self.teacher(x).unflatten(0, (2, -1)) if self.teacher else None
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
+            z_s, z_d = split(self.head(self.extractor(x)).unflatten(0, (2, -1)))
+        loss = fedsd(z_s, z_d, z_g, lambda_t, self.config.loss, style)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.total.backward()
+        self.optimizer.step()
+        return Loss(*(term.detach() for term in loss)), z_d.detach()
+
+
+class LocalTrainer:
+    """Trains at one site, round by round. The private head (and local BatchNorm statistics) stay here between rounds.
+
+    Args:
+        config: a FedADConfig, or an object with the same attributes.
+        images: uint8 ``(n, S, S, 3)``, an array or memory map.
+        site: the site's name; it enters the seeds and the error messages, nothing else.
+        device: overrides ``training.device``.
+
+    Raises:
+        TrainingError: if the images are not of that form, or fewer than two.
+    """
+
+    def __init__(
+        self, config: FedADConfig, images: np.ndarray, site: str, device: str | torch.device | None = None
+    ) -> None:
+        if images.ndim != 4 or images.shape[3] != 3 or images.shape[1] != images.shape[2] or images.dtype != np.uint8:
+            raise TrainingError(
+                f"site {site}: expected uint8 images (n, S, S, 3), got {images.dtype} {tuple(images.shape)}: ingest "
+                f"them again"
+            )
+        self.config, self.images, self.site = config, images, site
+        self.chosen = self._choose_images()
+        if len(self.chosen) < SMALLEST_BATCH:
+            raise TrainingError(
+                f"site {site}: {len(self.chosen)} images to train on; contrastive learning needs at least "
+                f"{SMALLEST_BATCH}"
+            )
+        self.device = torch.device(device) if device is not None else choose_device(config.training.device)
+        self.private_head = config.loss.head == "private"
+        self.extractor = self._to_device(build_extractor(config.model, config.seed))
+        self.head = self._to_device(build_head(config.seed, site if self.private_head else PUBLIC))
+        self.projection = build_projection(config.seed)
+        self.views = Views(config.views, config.model.image_size)
+        self.styles = self._style_targets() if config.loss.domain_target == "style" else None
+        self.has_statistics = config.model.norm != "local"
+
+    def train_round(
+        self,
+        global_state: Mapping[str, Tensor],
+        lambda_t: float,
+        round_number: int,
+        on_epoch: Callable[[int, dict[str, float]], None] | None = None,
+    ) -> RoundResult:
+        """E local epochs from theta^t. The site's own state changes only if the round succeeds.
+
+        Args:
+            global_state: theta^t, names as on the wire.
+            lambda_t: weight of the alignment.
+            round_number: t; it enters the seeds.
+            on_epoch: called with the epoch's number, from 0, and its losses.
+
+        Raises:
+            StateError: if theta^t does not fit the configuration.
+            TrainingError: if the loss is not finite.
+        """
+        began = time.perf_counter()
+        config, norm = self.config, self.config.model.norm
+        extractor, head = copy.deepcopy(self.extractor), copy.deepcopy(self.head)
+        shared_head = None if self.private_head else head
+        load_wire_state(global_state, extractor, shared_head, norm)
+        if not self.has_statistics:
+            estimate_statistics(extractor, self._statistics_batches())
+
+        needs_teacher = lambda_t != 0
+        teacher = Teacher(extractor, self.projection, config.training, self.device) if needs_teacher else None
+        student = Student(extractor, head, teacher, config, self.device)
+        order = stream(config.seed, "order", self.site, round_number)
+        view_stream = stream(config.seed, "views", self.site, round_number)
+
+        losses, dead = [], 0.0
+        for epoch in range(config.training.epochs):
+            epoch_losses, dead = self._train_epoch(student, lambda_t, order, view_stream)
+            if not np.isfinite(epoch_losses["total"]):
+                raise TrainingError(
+                    f"site {self.site}, round {round_number}, epoch {epoch}: the loss is not finite ({epoch_losses}): "
+                    f"the round's update is discarded. Lower training.learning_rate, or set training.amp to 'off'"
+                )
+            losses.append(epoch_losses)
+            if on_epoch is not None:
+                on_epoch(epoch, epoch_losses)
+
+        self.extractor, self.head, self.has_statistics = extractor, head, True
+        return RoundResult(
+            update=wire_state(extractor, shared_head, norm),
+            n_samples=len(self.chosen),
+            losses=losses,
+            dead_z_d=dead,
+            seconds=time.perf_counter() - began,
+        )
+
+    def site_state(self) -> dict[str, Tensor]:
+        """What is private and survives at the site: the head, and BatchNorm's statistics under ``norm: local``."""
+        state: dict[str, Tensor] = {}
+        if self.private_head:
+            state |= {HEAD_PREFIX + name: tensor for name, tensor in wire_state(self.head).items()}
+        if self.config.model.norm == "local" and self.has_statistics:
+            everything = wire_state(self.extractor)
+            state |= {STATISTICS_PREFIX + name: everything[name] for name in everything if is_statistic(name)}
+        return state
+
+    @torch.no_grad()
+    def load_site_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue with a saved ``site_state()``.
+
+        Raises:
+            StateError: naming missing or unknown keys; nothing is changed then.
+        """
+        own: dict[str, Tensor] = {}
+        if self.private_head:
+            own |= {HEAD_PREFIX + name: tensor for name, tensor in self.head.state_dict().items()}
+        has_statistics = any(name.startswith(STATISTICS_PREFIX) for name in state)
+        if has_statistics and self.config.model.norm == "local":
+            buffers = self.extractor.named_buffers()
+            own |= {STATISTICS_PREFIX + name: tensor for name, tensor in buffers if is_statistic(name)}
+        require_names(state, own, f"private state of site {self.site}")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self.has_statistics = self.has_statistics or has_statistics
+
+    def _train_epoch(
+        self, student: Student, lambda_t: float, order: torch.Generator, view_stream: torch.Generator
+    ) -> tuple[dict[str, float], float]:
+        """The epoch's mean losses and share of dead z_d."""
+        sums = torch.zeros(len(Loss._fields) + 1, dtype=torch.float64, device=self.device)
+        images_seen = 0
+        for batch in self._batches(order):
+            x = self.views(self._load(batch), view_stream)
+            style = self.styles[batch].to(self.device) if self.styles is not None else None
+            loss, z_d = student.step(x, lambda_t, style)
+            dead = 1 - alive(z_d).float().mean()
+            sums += len(batch) * torch.stack([*loss, dead]).double()  # no .item(): it would wait for the GPU
+            images_seen += len(batch)
+        *means, dead_share = (sums / images_seen).tolist()
+        return dict(zip(Loss._fields, means, strict=True)), dead_share
+
+    def _batches(self, order: torch.Generator) -> Iterator[Tensor]:
+        """Positions in ``chosen``, newly shuffled, batch by batch; a single image left over sits the epoch out."""
+        for batch in torch.randperm(len(self.chosen), generator=order).split(self.config.training.batch_size):
+            if len(batch) >= SMALLEST_BATCH:
+                yield batch
+
+    def _load(self, batch: Tensor) -> Tensor:
+        """``(N, S, S, 3)`` uint8 on the device."""
+        return torch.from_numpy(np.asarray(self.images[self.chosen[batch].numpy()])).to(self.device)
+
+    def _choose_images(self) -> Tensor:
+        """Indices of the images to train on: all, or a seeded subset that is the same in every round."""
+        n, limit = len(self.images), self.config.training.max_images
+        if not 0 < limit < n:
+            return torch.arange(n)
+        return torch.randperm(n, generator=stream(self.config.seed, "subset", self.site))[:limit].sort().values
+
+    def _statistics_batches(self) -> Iterator[Tensor]:
+        generator = stream(self.config.seed, "statistics", self.site)
+        for number, batch in enumerate(self._batches(generator)):
+            if number == STATISTICS_BATCHES:
+                return
+            yield self.views(self._load(batch), generator)
+
+    def _style_targets(self) -> Tensor:
+        """``(n, 128)``, one row an image of ``chosen``."""
+        positions = torch.arange(len(self.chosen)).split(self.config.training.batch_size)
+        statistics = torch.cat([style_statistics(self._load(batch)).cpu() for batch in positions])
+        return style_targets(statistics, self.config.seed)
+
+    def _to_device(self, module: nn.Module) -> nn.Module:
+        return module.to(self.device).to(memory_format=torch.channels_last)
