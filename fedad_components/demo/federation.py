@@ -14,6 +14,8 @@ inherit, however they are re-parented, and that is how they are found.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -227,7 +229,8 @@ class Federation:
     def session(self, user: str = "lead") -> Session:
         """FLARE's API session of a person, by role; opened once and kept until the server ends."""
         if user not in self._sessions:
-            self._sessions[user] = new_secure_session(self.people[user], str(self.kit(user)), timeout=10.0)
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints "Connecting to FLARE ..."
+                self._sessions[user] = new_secure_session(self.people[user], str(self.kit(user)), timeout=10.0)
         return self._sessions[user]
 
     def submit(self, job_dir: str | Path, user: str = "lead") -> str:

@@ -35,6 +35,14 @@ PRIVATE_FILE = 0o600
 JOB_STORAGE = "storage/jobs"
 SNAPSHOT_STORAGE = "storage/snapshots"
 
+_INTERNAL_LISTENER = {
+    # FLARE's parent listens for its job processes on a random loopback port from 1025 up: sooner or later the server's.
+    "allow_adhoc_conns": False,
+    "internal": {
+        "scheme": "tcp",
+        "resources": {"host": "localhost", "ports": ["20000-32000"], "connection_security": "clear"},
+    },
+}
 _KIT_STORAGE = "fedad_components.flare.storage.KitStorage"
 _LOG_STREAMING = {"site_log_streamer", "log_receiver"}
 STARTUP_FILES: dict[Kind, str] = {"server": "fed_server.json", "client": "fed_client.json", "admin": "fed_admin.json"}
@@ -83,6 +91,8 @@ def harden(kit: str | Path) -> Kind:
                 )
         _edit_json(local / "resources.json.default", _server_resources if kind == "server" else _client_resources)
         write_atomic(local / "authorization.json.default", _template("authorization.json"))
+        if not (local / "comm_config.json").exists():  # FLARE writes one for a participant with `listening_host`
+            write_atomic(local / "comm_config.json", _as_json(_INTERNAL_LISTENER))
         (local / "privacy.json.sample").unlink(missing_ok=True)  # its example filters let everything through
         site = SitePaths.of_kit(kit).create()  # the server's holds its experiments
     if kind == "client":
