@@ -33,6 +33,11 @@ class Reason(str, Enum):
     TIMED_OUT = "timed-out"
 
 
+def parse_reason(value: Any) -> Reason | None:
+    """The reason of an error reply; None for anything outside the vocabulary."""
+    return next((reason for reason in Reason if reason.value == value), None)
+
+
 class WireError(ValueError):
     """Something that must not be on the wire; the message names it, and what was expected."""
 

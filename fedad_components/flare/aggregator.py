@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from nvflare.apis.dxo import DXO, from_shareable
+from nvflare.apis.dxo import DXO
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.aggregator import Aggregator
 from fedad_components.aggregation import StreamingMean
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import wire_spec
-from fedad_components.flare.context import SENDER_PROP, data_kind
+from fedad_components.flare.context import SENDER_PROP, data_kind, read_dxo
 from fedad_components.wire import (
     ResultMeta,
     WireError,
@@ -69,7 +69,7 @@ class FedADAggregator(Aggregator):
         with self._lock:
             try:
                 self._add(site, shareable)
-            except (WireError, ValueError) as error:
+            except WireError as error:
                 self.refuse(site, str(error), fl_ctx)
                 return False
         return True
@@ -82,9 +82,7 @@ class FedADAggregator(Aggregator):
             raise WireError(f"the site was not asked in round {current.number}")
         if site in current.accepted:
             raise WireError(f"the site has already answered in round {current.number}")
-        dxo = from_shareable(shareable)
-        if dxo.data_kind != data_kind(current.config):
-            raise WireError(f"expected a DXO of kind {data_kind(current.config)}, got {dxo.data_kind}")
+        dxo = read_dxo(shareable, data_kind(current.config))
         meta = parse_meta(ResultMeta, dxo.meta)
         if meta.round != current.number:
             raise WireError(f"it answers round {meta.round}, not round {current.number}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from nvflare.apis.dxo import DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
 
 from fedad_components.config import FedADConfig
+from fedad_components.wire import WireError
 
 CONFIG_PROP = "fedad_config"
 SENDER_PROP = "fedad_sender"
@@ -31,6 +33,21 @@ def configuration(fl_ctx: FLContext) -> FedADConfig:
     return config
 
 
-def data_kind(config: FedADConfig) -> str:
+def data_kind(config: FedADConfig) -> DataKind:
     """DXO kind of an update under a configuration."""
     return DataKind.WEIGHT_DIFF if config.federation.update == "difference" else DataKind.WEIGHTS
+
+
+def read_dxo(shareable: Shareable, kind: DataKind) -> DXO:
+    """The DXO in a Shareable.
+
+    Raises:
+        WireError: if there is none, or one of another kind.
+    """
+    try:
+        dxo = from_shareable(shareable)
+    except ValueError as error:
+        raise WireError(str(error)) from None
+    if dxo.data_kind != kind:
+        raise WireError(f"expected a DXO of kind {kind.value}, got {getattr(dxo.data_kind, 'value', dxo.data_kind)!r}")
+    return dxo

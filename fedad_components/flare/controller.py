@@ -27,7 +27,7 @@ from fedad_components.flare.aggregator import FedADAggregator
 from fedad_components.flare.context import SENDER_PROP, set_configuration
 from fedad_components.flare.persistor import ATSA_STATE, NEXT_ROUND, RECORD
 from fedad_components.records import RoundRecord
-from fedad_components.wire import REASON_HEADER, Reason, TaskMeta
+from fedad_components.wire import REASON_HEADER, TaskMeta, parse_reason
 
 TRAIN_TASK = "train"
 STATS_GROUP = "fedad"
@@ -173,7 +173,10 @@ class FedADController(ScatterAndGather):
     ) -> bool:
         code = result.get_return_code()
         if code != ReturnCode.OK:
-            self.aggregator.refuse(client_name, f"the site reports {code}{_reason(result)}", fl_ctx)
+            # A site's free text is not repeated in the server's log: only a reason from the vocabulary is.
+            reason = parse_reason(result.get_header(REASON_HEADER))
+            why = f"the site reports {code}" + (f" ({reason.value})" if reason else "")
+            self.aggregator.refuse(client_name, why, fl_ctx)
             return False
         fl_ctx.set_prop(SENDER_PROP, client_name, private=True, sticky=False)
         accepted = super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
@@ -244,11 +247,3 @@ class FedADController(ScatterAndGather):
             "targets": sorted(gathered.targets) if gathered else [],
             "records": [record.model_dump(mode="json") for record in self._records],
         }
-
-
-def _reason(result: Shareable) -> str:
-    """The site's reason, if it is of the fixed vocabulary: the server's log repeats no free text from a site."""
-    try:
-        return f" ({Reason(result.get_header(REASON_HEADER)).value})"
-    except ValueError:
-        return ""

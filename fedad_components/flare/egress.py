@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvflare.apis.dxo import DXO, from_shareable
+from nvflare.apis.dxo import DXO
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -15,15 +15,15 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import wire_spec
-from fedad_components.flare.context import CONFIG_PROP, data_kind
+from fedad_components.flare.context import CONFIG_PROP, data_kind, read_dxo
 from fedad_components.flare.site import SitePaths, SitePolicy
 from fedad_components.wire import (
     REASON_HEADER,
-    Reason,
     ResultMeta,
     WireError,
     check_tensors,
     parse_meta,
+    parse_reason,
     payload_bytes,
     wire_dtype,
 )
@@ -81,19 +81,16 @@ class StrictEgress(Filter):
         _only(shareable, _RESULT_KEYS, "key")
         _only(shareable.get(ReservedHeaderKey.HEADERS) or {}, _RESULT_HEADERS, "header")
         _only(shareable.get("DXO") or {}, _DXO_KEYS, "DXO field")
-        dxo = from_shareable(shareable)
-        if dxo.data_kind != data_kind(config):
-            raise EgressRefused(f"expected a DXO of kind {data_kind(config)}, got {dxo.data_kind!r}")
+        dxo = read_dxo(shareable, data_kind(config))
         meta = parse_meta(ResultMeta, dxo.meta)
         check_tensors(dxo.data, wire_spec(config), wire_dtype(config))
         return dxo.data, meta
 
     @staticmethod
     def _error_reply(code: Any, shareable: Shareable) -> Shareable:
-        reply = make_reply(code if code in _RETURN_CODES else ReturnCode.ERROR)
-        reason = shareable.get_header(REASON_HEADER)
-        if reason in {item.value for item in Reason}:
-            reply.set_header(REASON_HEADER, reason)
+        reply = make_reply(code if isinstance(code, str) and code in _RETURN_CODES else ReturnCode.ERROR)
+        if reason := parse_reason(shareable.get_header(REASON_HEADER)):
+            reply.set_header(REASON_HEADER, reason.value)
         return reply
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -16,7 +16,7 @@ from nvflare.apis.signal import Signal
 
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import wire_spec
-from fedad_components.flare.context import data_kind, set_configuration
+from fedad_components.flare.context import data_kind, read_dxo, set_configuration
 from fedad_components.flare.controller import TRAIN_TASK
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
 from fedad_components.wire import (
@@ -79,12 +79,7 @@ class FedADExecutor(Executor):
         Raises:
             WireError: if it is not exactly what this configuration makes the server send.
         """
-        try:
-            dxo = from_shareable(shareable)
-        except ValueError as error:
-            raise WireError(f"the task is not a DXO: {error}") from None
-        if dxo.data_kind != DataKind.WEIGHTS:
-            raise WireError(f"expected a DXO of kind {DataKind.WEIGHTS}, got {dxo.data_kind!r}")
+        dxo = read_dxo(shareable, DataKind.WEIGHTS)
         task = parse_meta(TaskMeta, dxo.meta)
         if task.config_digest != self._config.digest():
             raise WireError(

@@ -11,6 +11,9 @@ Example::
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 from nvflare.job_config.api import FedJob
 from nvflare.recipe.spec import Recipe
 
@@ -49,3 +52,12 @@ class FedADRecipe(Recipe):
         job.to_server(FedADController(data))
         job.to_clients(FedADExecutor(data), tasks=[TRAIN_TASK])
         super().__init__(job)
+
+
+def export_job(recipe: FedADRecipe, out: str | Path) -> Path:
+    """Write ``out/<name>`` anew and return it; files of an earlier export do not linger in it."""
+    target = Path(out) / recipe.name
+    if target.exists():
+        shutil.rmtree(target)
+    recipe.export(str(out))
+    return target

@@ -1,0 +1,75 @@
+"""`fedad config`: what can be set, what a file sets, and whether it is valid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, help="Show and check experiment configurations.")
+
+_console = Console()
+_errors = Console(stderr=True)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="JSON file with the settings that differ from the defaults.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting, over the file; may be repeated."),
+]
+
+
+def read_config(path: Path | None, settings: list[str] | None) -> Any:
+    """The configuration of a file and of ``--set`` options; ends the command with the reason if it is not valid."""
+    from fedad_components.config import ConfigError, FedADConfig
+
+    try:
+        data = FedADConfig.load(path).to_json() if path else {}
+        for setting in settings or []:
+            _apply(data, setting)
+        return FedADConfig.parse(data)
+    except ConfigError as error:
+        _errors.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _apply(data: dict[str, Any], setting: str) -> None:
+    from fedad_components.config import ConfigError
+
+    name, separator, text = setting.partition("=")
+    *sections, key = name.split(".")
+    if not separator or not all([*sections, key]):
+        raise ConfigError(f"--set {setting!r}: expected SECTION.KEY=VALUE, such as training.epochs=1")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text  # a bare word is a string
+    for section in sections:
+        data = data.setdefault(section, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"--set {setting!r}: {section} is not a section")
+    data[key] = value
+
+
+@app.command(epilog="Example:  fedad config show --set training.epochs=1 --set loss.gamma=0")
+def show(config: ConfigFile = None, settings: Settings = None) -> None:
+    """Print the whole configuration as JSON, every default written out, and check it."""
+    _console.print_json(data=read_config(config, settings).to_json())
+
+
+@app.command()
+def digest(config: ConfigFile = None, settings: Settings = None) -> None:
+    """Print the SHA-256 that server and sites compare in every round."""
+    _console.print(read_config(config, settings).digest(), highlight=False)
+
+
+@app.command()
+def docs() -> None:
+    """Print the reference of all settings as Markdown (docs/configuration.md)."""
+    from fedad_components.config_docs import render_markdown
+
+    typer.echo(render_markdown(), nl=False)

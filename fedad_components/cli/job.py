@@ -1,0 +1,48 @@
+"""`fedad job`: write the job's folder that FLARE's console submits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedad_components.cli.config import ConfigFile, Settings, read_config
+
+app = typer.Typer(no_args_is_help=True, help="Write the job that an operator submits.")
+
+_console = Console()
+
+
+@app.callback()
+def _group() -> None:
+    """Keep ``export`` a subcommand while it is the only one."""
+
+
+@app.command(
+    epilog="Example:  fedad job export --out jobs --set federation.data_set=chest-xray --set federation.rounds=40"
+)
+def export(
+    out: Annotated[Path, typer.Option(help="Folder in which the job's folder is made.")] = Path("jobs"),
+    name: Annotated[str, typer.Option(help="FLARE's name of the job, and the name of its folder.")] = "fedad_job",
+    config: ConfigFile = None,
+    settings: Settings = None,
+    force: Annotated[bool, typer.Option(help="Replace a job's folder that exists.")] = False,
+) -> None:
+    """Write OUT/NAME: JSON files only, no code. Submit it with ``submit_job`` in FLARE's console."""
+    parsed = read_config(config, settings)
+    from fedad_components.flare.recipe import FedADRecipe, export_job
+
+    target = out / name
+    if target.exists() and not force:
+        _console.print(f"[red]error:[/] {target} exists: use --force, or another --out or --name", highlight=False)
+        raise typer.Exit(1)
+    export_job(FedADRecipe(parsed, name=name), out)
+    _console.print(
+        f"{target}\nexperiment {parsed.federation.experiment}, data set {parsed.federation.data_set}, "
+        f"{parsed.federation.rounds} rounds, configuration {parsed.digest()[:12]}…\n"
+        f"Next, in FLARE's console:  submit_job {target.resolve()}",
+        highlight=False,
+        soft_wrap=True,
+    )

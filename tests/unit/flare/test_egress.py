@@ -1,0 +1,186 @@
+"""StrictEgress: whatever is not on the list stays at the site, wherever in the Shareable it hides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+
+from fedad_components.config import FedADConfig
+from fedad_components.fedsd.state import initial_state
+from fedad_components.flare import egress
+from fedad_components.flare.context import set_configuration
+from fedad_components.flare.egress import EgressRefused, StrictEgress
+from fedad_components.flare.site import SitePaths, SitePolicy
+from fedad_components.wire import REASON_HEADER
+
+CONFIG = FedADConfig.parse({"model": {"image_size": 32}})
+AGGREGATED = FedADConfig.parse({"model": {"image_size": 32}, "loss": {"head": "aggregated"}})
+LOSSES = {"total": 1.0, "contrastive": 0.5, "alignment": 0.3, "orthogonality": 0.2}
+PATIENT = "DOE^JANE 1954-03-02"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SitePaths:
+    paths = SitePaths(tmp_path).create()
+    monkeypatch.setattr(egress.SitePaths, "from_context", classmethod(lambda cls, fl_ctx: paths))
+    return paths
+
+
+def context(config: FedADConfig | None = CONFIG) -> FLContext:
+    fl_ctx = FLContext()
+    if config is not None:
+        set_configuration(fl_ctx, config)
+    return fl_ctx
+
+
+def result(config: FedADConfig = CONFIG, **meta: Any) -> Shareable:
+    values = {"config_digest": config.digest(), "round": 0, "n_samples": 10, "losses": LOSSES, **meta}
+    return DXO(DataKind.WEIGHTS, initial_state(config), values).to_shareable()
+
+
+def test_the_expected_result_leaves_and_nothing_but_it(site: SitePaths) -> None:
+    sent = StrictEgress().process(result(), context())
+    assert set(sent) == {ReservedHeaderKey.HEADERS, "DXO"}
+    assert sent[ReservedHeaderKey.HEADERS] == {ReservedHeaderKey.CONTENT_TYPE: "DXO"}
+    dxo = from_shareable(sent)
+    assert set(dxo.meta) == {"config_digest", "round", "n_samples", "losses"}
+    assert set(dxo.meta["losses"]) == set(LOSSES)
+    expected = initial_state(CONFIG)
+    assert dxo.data.keys() == expected.keys()
+    assert all(torch.equal(dxo.data[name], tensor) for name, tensor in expected.items())
+
+
+def extra_tensor(shareable: Shareable) -> None:
+    shareable["DXO"]["data"]["head.weight"] = torch.ones(3)
+
+
+def extra_nested(shareable: Shareable) -> None:
+    shareable["DXO"]["data"]["extra"] = {"inner": torch.ones(3)}
+
+
+def extra_key(shareable: Shareable) -> None:
+    shareable["note"] = PATIENT
+
+
+def extra_header(shareable: Shareable) -> None:
+    shareable.set_header("note", PATIENT)
+
+
+def extra_cookie(shareable: Shareable) -> None:
+    shareable.add_cookie("note", PATIENT)
+
+
+def extra_meta(shareable: Shareable) -> None:
+    shareable["DXO"]["meta"]["patient"] = PATIENT
+
+
+def extra_loss(shareable: Shareable) -> None:
+    shareable["DXO"]["meta"]["losses"] = {**LOSSES, "per_image": [0.1, 0.2]}
+
+
+def extra_dxo_field(shareable: Shareable) -> None:
+    shareable["DXO"]["note"] = PATIENT
+
+
+def text_for_a_number(shareable: Shareable) -> None:
+    shareable["DXO"]["meta"]["n_samples"] = PATIENT
+
+
+def wrong_shape(shareable: Shareable) -> None:
+    shareable["DXO"]["data"]["bn1.bias"] = torch.ones(10**4)
+
+
+def wrong_type(shareable: Shareable) -> None:
+    shareable["DXO"]["data"]["bn1.bias"] = torch.ones(64, dtype=torch.float64)
+
+
+def not_finite(shareable: Shareable) -> None:
+    shareable["DXO"]["data"]["bn1.bias"] = torch.full((64,), float("nan"))
+
+
+def another_kind(shareable: Shareable) -> None:
+    shareable["DXO"]["kind"] = DataKind.COLLECTION
+
+
+def no_dxo(shareable: Shareable) -> None:
+    shareable.clear()
+    shareable["weights"] = initial_state(CONFIG)
+
+
+def claims_to_be_a_dxo(shareable: Shareable) -> None:
+    shareable["DXO"] = PATIENT
+
+
+@pytest.mark.parametrize(
+    ("smuggle", "named"),
+    [
+        (extra_tensor, "head.weight"),
+        (extra_nested, "extra"),
+        (extra_key, "note"),
+        (extra_header, "note"),
+        (extra_cookie, ReservedHeaderKey.COOKIE_JAR),
+        (extra_meta, "patient"),
+        (extra_loss, "losses.per_image"),
+        (extra_dxo_field, "note"),
+        (text_for_a_number, "n_samples"),
+        (wrong_shape, "bn1.bias"),
+        (wrong_type, "bn1.bias"),
+        (not_finite, "bn1.bias"),
+        (another_kind, "COLLECTION"),
+        (no_dxo, "weights"),
+        (claims_to_be_a_dxo, "str"),
+    ],
+)
+def test_anything_else_is_refused_by_name(
+    site: SitePaths, smuggle: Callable[[Shareable], None], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shareable = result()
+    smuggle(shareable)
+    with caplog.at_level("ERROR"), pytest.raises(EgressRefused, match=named):
+        StrictEgress().process(shareable, context())
+    assert "Nothing left this site" in caplog.text
+    assert PATIENT not in caplog.text
+
+
+def test_a_result_of_another_executor_is_refused(site: SitePaths) -> None:
+    with pytest.raises(EgressRefused, match="FedAD's executor"):
+        StrictEgress().process(result(), context(config=None))
+
+
+@pytest.mark.parametrize("code", [ReturnCode.EXECUTION_EXCEPTION, "DOE^JANE", 17])
+def test_of_a_task_error_only_code_and_reason_leave(site: SitePaths, code: Any) -> None:
+    reply = make_reply(code, {REASON_HEADER: "worker-died", "note": PATIENT})
+    reply["traceback"] = PATIENT
+    sent = StrictEgress().process(reply, context())
+    known = code if code == ReturnCode.EXECUTION_EXCEPTION else ReturnCode.ERROR
+    assert sent == {ReservedHeaderKey.HEADERS: {ReservedHeaderKey.RC: known, REASON_HEADER: "worker-died"}}
+
+
+@pytest.mark.parametrize("reason", [PATIENT, None, 3, ["worker-died"]])
+def test_a_reason_outside_the_vocabulary_stays(site: SitePaths, reason: Any) -> None:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION, {REASON_HEADER: reason})
+    sent = StrictEgress().process(reply, context())
+    assert sent[ReservedHeaderKey.HEADERS] == {ReservedHeaderKey.RC: ReturnCode.EXECUTION_EXCEPTION}
+
+
+def test_an_aggregated_head_leaves_only_where_the_sites_policy_says_so(site: SitePaths) -> None:
+    with pytest.raises(EgressRefused, match="allow_aggregated_head: false"):
+        StrictEgress().process(result(AGGREGATED), context(AGGREGATED))
+    assert not SitePolicy().allow_aggregated_head
+    site.policy.write_text("allow_aggregated_head: true\n")
+    sent = from_shareable(StrictEgress().process(result(AGGREGATED), context(AGGREGATED)))
+    assert any(name.startswith("head.") for name in sent.data)
+
+
+def test_an_unreadable_policy_lets_nothing_out(site: SitePaths) -> None:
+    site.policy.write_text("allow_aggregated_head: perhaps\n")
+    with pytest.raises(EgressRefused, match="allow_aggregated_head"):
+        StrictEgress().process(result(), context())
