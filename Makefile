@@ -1,6 +1,7 @@
 # FedAD. `make help` lists what there is to run. Needed: make and a Python 3.10, 3.11 or 3.12 with venv.
 #
 #   make demo DEMO_ARGS="--data wbc --rounds 5"     other arguments for `fedad demo`
+#   make demo DEMO_OUT=elsewhere                    another folder, which must be new or empty
 #   make test ARGS="tests/unit/test_atsa.py -x"     other arguments for pytest
 #   make demo PYTHON=/path/to/python3.11            another interpreter than the one found
 
@@ -39,9 +40,9 @@ endef
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## run a federation of four hospitals on this machine and write its report
-	@$(BIN)/fedad demo --out "$(DEMO_OUT)" $(DEMO_ARGS)
-	@echo "report: $(abspath $(DEMO_OUT))/report.html"
+demo: $(STAMP) ## a federation of four hospitals on this machine; replaces demo-out/ and writes its report there
+	@rm -rf demo-out
+	$(BIN)/fedad demo --out "$(DEMO_OUT)" $(DEMO_ARGS)
 
 test: $(STAMP) ## every test (real image files are read from $FEDAD_DATA where it is set)
 	$(BIN)/python -m pytest $(ARGS)
@@ -58,7 +59,7 @@ docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Made again when the dependencies or the pins change; an environment whose interpreter has gone is made anew.
 $(STAMP): pyproject.toml constraints.txt
