@@ -21,7 +21,7 @@ from PIL import Image
 from skimage.color import rgb2hed
 from sklearn.model_selection import StratifiedGroupKFold
 
-from fedad_components.demo.tiles import draw, textured, tiles, write_dicom, write_png
+from fedad_components.demo.tiles import draw, textured, tiles, windowed, write_dicom, write_png
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable  # importlib.resources.abc only exists from Python 3.11
@@ -220,7 +220,7 @@ def _radiology(folder: Path, generator: np.random.Generator) -> None:
         ("examples_overlay.dcm", 24, (450, 790), 60),
     ):
         source = _dicom(name)
-        cut = textured(list(tiles(source.pixel_array, 96, stride)), least=0.1 * float(source.pixel_array.std()))
+        cut = [tile for tile in tiles(source.pixel_array, 96, stride) if textured([windowed(tile, source, window)], 10)]
         write_dicom(folder, draw(cut, count, generator), source, window)
 
 

@@ -42,6 +42,13 @@ def textured(cut: Sequence[npt.NDArray], least: float) -> list[npt.NDArray]:
     return [tile for tile in cut if float(np.std(tile)) >= least]
 
 
+def windowed(stored: npt.NDArray, source: Dataset, window: tuple[float, float]) -> npt.NDArray:
+    """Grey values 0 to 255 that a window, centre and width after rescaling, makes of stored values."""
+    rescaled = stored * float(source.get("RescaleSlope", 1)) + float(source.get("RescaleIntercept", 0))
+    centre, width = window
+    return 255 * np.clip((rescaled - centre) / width + 0.5, 0, 1)
+
+
 def draw(cut: Sequence[npt.NDArray], count: int, generator: np.random.Generator) -> list[npt.NDArray]:
     """At most ``count`` of the tiles, drawn without replacement, in their order."""
     if len(cut) <= count:
