@@ -62,8 +62,10 @@ def check(
 ) -> None:
     """Account for every file of a data set: used, or rejected with its reason.
 
-    Decodes what is not cached yet, and training then uses that cache. Prints counts only: file names are in a list that
-    only the site's own staff can read, whose path is printed.
+    Decodes what is not cached yet; training then uses that cache.
+
+    Prints counts only. File names are in a list for the site's own staff;
+    its path is printed.
     """
     entry, cache_dir = _data_set(data_set, catalogue, kit)
     outcome = _run(entry, cache_dir, side, workers, again=False)
@@ -85,8 +87,8 @@ def ingest_command(
 ) -> None:
     """Decode a data set into the site's cache, so that training starts at once.
 
-    A killed ingest continues where it stopped; only new and changed files are decoded. Training does the same when it
-    finds no cache.
+    A killed ingest continues where it stopped. Only new and changed files are
+    decoded. Training does the same when it finds no cache.
     """
     entry, cache_dir = _data_set(data_set, catalogue, kit)
     outcome = _run(entry, cache_dir, side, workers, again)

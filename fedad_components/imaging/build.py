@@ -24,7 +24,7 @@ from fedad_components.imaging.catalogue import CatalogueError, DataSet
 from fedad_components.imaging.decoding import Decoder
 from fedad_components.imaging.readers import own_reader
 
-AHEAD = 32
+AHEAD = 8
 """Files decoded ahead of the next one in order, for each decoder: bounds the memory while one file takes long."""
 
 Outcome = tuple[FileRecord, "list[np.ndarray] | np.ndarray"]
@@ -34,12 +34,14 @@ class Abandoned(Exception):
     """The caller has gone."""
 
 
-def build(job: dict[str, Any], report: TextIO) -> None:
-    """Decode what the job lists and write the cache; ``report`` gets one line for each step.
+def build(job: dict[str, Any], report: TextIO, caller: int) -> None:
+    """Decode what the job lists and write the cache; ``report`` gets one line for each file.
+
+    ``caller`` is a file descriptor that becomes readable when the caller has gone.
 
     Raises:
         CatalogueError: if a site's own reader cannot be used.
-        Abandoned: if standard input is closed.
+        Abandoned: if the caller has gone.
     """
     data_set = DataSet.model_validate(job["data_set"])
     if ":" in data_set.reader:
@@ -66,8 +68,8 @@ def build(job: dict[str, Any], report: TextIO) -> None:
                 writer.add(*outcome)
                 print(json.dumps({"done": len(writer.done), "total": len(records)}), file=report, flush=True)
                 continue
-            for connection in wait([*busy, sys.stdin.fileno()]):
-                if connection == sys.stdin.fileno():
+            for connection in wait([*busy, caller]):
+                if connection == caller:
                     raise Abandoned
                 index, decoder = busy.pop(connection)
                 ready[index] = decoder.result()
@@ -88,7 +90,7 @@ def _idle(decoders: list[Decoder], busy: dict[Any, tuple[int, Decoder]]) -> Deco
 
 
 def _new(decoders: list[Decoder], data_set: DataSet, side: int, root: Path) -> Decoder:
-    decoders.append(Decoder(data_set, side, root, [other.connection for other in decoders]))
+    decoders.append(Decoder(data_set, side, root))
     return decoders[-1]
 
 
@@ -131,8 +133,10 @@ def main() -> None:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     job = json.loads(sys.stdin.readline())
+    trace = Path(job["folder"]) / "error.txt"
+    trace.unlink(missing_ok=True)
     try:
-        build(job, report)
+        build(job, report, sys.stdin.fileno())
     except Abandoned:
         sys.exit(1)
     except CatalogueError as error:
@@ -140,7 +144,7 @@ def main() -> None:
     except Exception as error:
         # An exception's text may hold a file name; its class and the system's own words do not.
         with contextlib.suppress(OSError):
-            write_private(Path(job["folder"]) / "error.txt", traceback.format_exc().encode("utf-8", "surrogateescape"))
+            write_private(trace, traceback.format_exc().encode("utf-8", "surrogateescape"))
         problem = ": ".join(filter(None, (type(error).__name__, getattr(error, "strerror", None))))
         print(json.dumps({"error": problem}), file=report, flush=True)
 

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ import numpy as np
 from fedad_components.imaging.account import Account, FileRecord, Reason
 from fedad_components.imaging.catalogue import CACHE_FORMAT, DataSet
 
-FLUSH_FRAMES = 256
-"""Frames after which data and journal are forced to disk; a killed ingest decodes at most these again."""
+FLUSH_FRAMES, FLUSH_SECONDS = 256, 5.0
+"""Frames or seconds after which data and journal are forced to disk; a killed ingest loses at most these."""
 
 
 class CacheMissing(LookupError):
@@ -137,7 +138,7 @@ class CacheWriter:
         self._images.seek(0, os.SEEK_END)
         self._journal = (self.building / "journal").open("ab")
         self._lines: list[bytes] = []
-        self._unflushed = 0
+        self._unflushed, self._flushed_at = 0, time.monotonic()
 
     def _resume(self) -> tuple[list[FileRecord], dict[str, str]]:
         images, journal = self.building / "images", self.building / "journal"
@@ -184,7 +185,7 @@ class CacheWriter:
         self.done.append(record)
         self._lines.append((json.dumps(record.to_json()) + "\n").encode("ascii"))
         self._unflushed += max(1, record.frames)
-        if self._unflushed >= FLUSH_FRAMES:
+        if self._unflushed >= FLUSH_FRAMES or time.monotonic() - self._flushed_at > FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -194,7 +195,7 @@ class CacheWriter:
         self._journal.write(b"".join(self._lines))
         self._journal.flush()
         os.fsync(self._journal.fileno())
-        self._lines, self._unflushed = [], 0
+        self._lines, self._unflushed, self._flushed_at = [], 0, time.monotonic()
 
     def finish(self) -> Index:
         """Complete the images' file, then make it and its index visible together; older ones are removed."""

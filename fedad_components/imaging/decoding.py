@@ -7,8 +7,8 @@ import hashlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
-from collections.abc import Iterable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -50,12 +50,10 @@ def decode(path: Path, record: FileRecord, data_set: DataSet, side: int) -> tupl
 class Decoder:
     """A child process that decodes one file at a time. Forked from a process that has imported MONAI once."""
 
-    def __init__(self, data_set: DataSet, side: int, root: Path, inherited: Iterable[Connection] = ()) -> None:
+    def __init__(self, data_set: DataSet, side: int, root: Path) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, remote = context.Pipe()
-        # The child closes the parent's ends that it inherits, or no child would see its pipe end when the parent dies.
-        close = [self.connection, *inherited]
-        self.process = context.Process(target=_serve, args=(remote, close, data_set, side, root), daemon=True)
+        self.process = context.Process(target=_serve, args=(remote, data_set, side, root), daemon=True)
         self.process.start()
         remote.close()
         self.side = side
@@ -91,9 +89,11 @@ class Decoder:
         self.process.join()
 
 
-def _serve(connection: Connection, close: list[Connection], data_set: DataSet, side: int, root: Path) -> None:
-    for inherited in close:
-        inherited.close()
+def _serve(connection: Connection, data_set: DataSet, side: int, root: Path) -> None:
+    # It keeps its own connection only: neither the cache's lock, nor its parent's ends of the pipes,
+    # or no decoder would see its pipe end when the parent dies.
+    os.closerange(3, connection.fileno())
+    os.closerange(connection.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     # Out of memory, the kernel should choose the decoder rather than the site's trainer.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

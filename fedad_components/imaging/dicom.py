@@ -1,7 +1,6 @@
 """DICOM to display-ready frames: MONAI's PydicomReader, extended by what it leaves out.
 
-It reads, decompresses and rescales with the first-level slope only. Added here, with pydicom's own functions where it
-has them: truncated streams, functional groups of enhanced objects, modality and VOI LUTs, windows, MONOCHROME1,
+It reads, decompresses and rescales with the first-level slope only. Added here, on pydicom's pixel functions: truncated streams, functional groups of enhanced objects, modality and VOI LUTs, windows, MONOCHROME1,
 palettes, YBR, more than 8 bits of colour, multi-frame selection, and objects that hold pixels but no picture.
 """
 
@@ -16,7 +15,7 @@ import pydicom
 from monai.data.image_reader import PydicomReader
 from pydicom.dataset import Dataset
 from pydicom.encaps import generate_frames
-from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, get_decoder, iter_pixels
+from pydicom.pixels import apply_color_lut, get_decoder, iter_pixels
 from pydicom.pixels.utils import get_expected_length
 from pydicom.uid import (
     ExplicitVRBigEndian,
@@ -145,22 +144,48 @@ def _greys(image: Dataset, indices: list[int], pixels: Iterator[np.ndarray], dat
     padding = None
     for index, stored in zip(indices, pixels, strict=True):
         rescale = _group(image, index, "PixelValueTransformationSequence")
-        values = apply_modality_lut(stored, rescale)
+        values = _modality_values(image, rescale, stored)
         voi = _group(image, index, "FrameVOILUTSequence")
         window = None if data_set.window else _window(voi)
         if data_set.window is None and voi.get("VOILUTSequence"):
-            bits = int(voi.VOILUTSequence[0].LUTDescriptor[2])
-            shown = to_uint8(apply_voi(np.rint(values).astype(np.int64), voi) / np.float64(2**bits - 1))
+            shown = to_uint8(_lookup(image, voi.VOILUTSequence[0], values))
         elif window:
             shown = to_uint8(windowed(values, *window, str(voi.get("VOILUTFunction") or "LINEAR").upper()))
         else:
             if "PixelPaddingValue" in image:
-                padding = float(apply_modality_lut(np.array([image.PixelPaddingValue]), rescale)[0])
+                padding = float(_modality_values(image, rescale, np.array([image.PixelPaddingValue]))[0])
             plain.append(_eight_bits(image, values))
             continue
         yield 255 - shown if inverted else shown
     for shown in grey_to_uint8(plain, data_set, padding):
         yield 255 - shown if inverted else shown
+
+
+def _modality_values(image: Dataset, rescale: Dataset, stored: np.ndarray) -> np.ndarray:
+    """Stored values in the modality's unit, by LUT or by slope and intercept; unchanged if the file has neither."""
+    if rescale.get("ModalityLUTSequence"):
+        item = rescale.ModalityLUTSequence[0]
+        return _lookup(image, item, stored) * np.float64(2 ** int(item.LUTDescriptor[2]) - 1)
+    slope, intercept = _first(rescale.get("RescaleSlope")), _first(rescale.get("RescaleIntercept"))
+    if slope is None and intercept is None:
+        return stored
+    return stored * np.float64(1.0 if slope is None else slope) + (intercept or 0.0)
+
+
+def _lookup(image: Dataset, item: Dataset, values: np.ndarray) -> np.ndarray:
+    """A modality or VOI LUT (PS3.3 C.11.1.1, C.11.2.1.1) → ``float64`` in [0, 1] of the range of its entries.
+
+    pydicom's own functions index with the LUT's output type or the input's, which overflows (an 8-bit VOI LUT of 4096
+    entries; signed 8-bit pixels).
+    """
+    entries, first, bits = (int(number) for number in item.LUTDescriptor)
+    data = item.LUTData
+    if isinstance(data, bytes):
+        order = "<" if image.original_encoding[1] else ">"
+        data = np.frombuffer(data, np.uint8 if len(data) == entries else f"{order}u2")
+    table = np.asarray(data)[: entries or 2**16]
+    index = np.clip(np.rint(values).astype(np.int64) - first, 0, len(table) - 1)
+    return table[index] / np.float64(2**bits - 1)
 
 
 def _eight_bits(image: Dataset, values: np.ndarray) -> np.ndarray:

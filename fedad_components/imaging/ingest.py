@@ -59,7 +59,8 @@ def ingest(
             definition = data_set.definition(side)
             index = None if again else _current(folder, listing, definition)
             if index is None:
-                _build(data_set, folder, side, listing, definition, workers or _cpus(), progress, again, lock)
+                job = _job(data_set, folder, side, listing, definition, workers or _cpus(), again)
+                _build(job, lock, progress)
                 index = Index.read(folder)
     except OSError as error:
         raise IngestError(
@@ -137,18 +138,10 @@ def _locked(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _build(
-    data_set: DataSet,
-    folder: Path,
-    side: int,
-    listing: Listing,
-    definition: str,
-    workers: int,
-    progress: Progress | None,
-    again: bool,
-    lock: int,
-) -> None:
-    job = {
+def _job(
+    data_set: DataSet, folder: Path, side: int, listing: Listing, definition: str, workers: int, again: bool
+) -> dict[str, Any]:
+    return {
         "data_set": data_set.model_dump(mode="json"),
         "folder": str(folder.absolute()),
         "root": str(listing.root),
@@ -159,6 +152,10 @@ def _build(
         "workers": workers,
         "again": again,
     }
+
+
+def _build(job: dict[str, Any], lock: int, progress: Progress | None) -> None:
+    """Run ``build.py`` in a process that holds the lock too."""
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     environment = os.environ | {
         "PYTHONPATH": paths,
@@ -180,6 +177,7 @@ def _build(
     assert process.stdin is not None
     assert process.stdout is not None
     last: dict[str, Any] = {}
+    where = f"data set {job['data_set']['id']!r}"
     try:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(job) + "\n")
@@ -194,10 +192,10 @@ def _build(
         process.stdout.close()
         code = process.wait()
     if "catalogue_error" in last:
-        raise CatalogueError(f"data set {data_set.id!r}: {last['catalogue_error']}")
+        raise CatalogueError(f"{where}: {last['catalogue_error']}")
     if "error" in last or code:
         problem = last.get("error", f"the building process ended with status {code}")
         raise IngestError(
-            f"data set {data_set.id!r}: cache {str(folder)!r}: {problem}: run it again to "
+            f"{where}: cache {job['folder']!r}: {problem}: run it again to "
             f"continue; details for the site's staff, if any, are in error.txt there"
         )

@@ -81,8 +81,9 @@ def fit_square(frame: np.ndarray, side: int, fit: Literal["crop", "pad", "stretc
         return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))
     if fit == "crop":
         edge = min(height, width)
-        left, top = (width - edge) / 2, (height - edge) / 2
-        return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC, (left, top, left + edge, top + edge)))
+        left, top = (width - edge) // 2, (height - edge) // 2
+        square = image.crop((left, top, left + edge, top + edge))
+        return np.asarray(square.resize((side, side), Image.Resampling.BICUBIC))
     scale = side / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     canvas = Image.new("RGB", (side, side))
