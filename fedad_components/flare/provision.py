@@ -22,13 +22,16 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.spec import Builder, Project, ProvisionContext
 
 from fedad_components.files import make_private_dir, write_atomic
-from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
+from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
+from fedad_components.flare.egress import StrictEgress
+from fedad_components.flare.recovery import AbandonedJobs
 from fedad_components.flare.site import SitePaths
+from fedad_components.flare.storage import KitStorage
 from fedad_components.resources import resource_dir
 
 Kind = Literal["server", "client", "admin"]
 
-STRICT_EGRESS = "fedad_components.flare.egress.StrictEgress"
+STRICT_EGRESS = class_path(StrictEgress)
 PRIVACY_SCOPE = "fedad"
 PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
@@ -43,7 +46,7 @@ _INTERNAL_LISTENER = {
         "resources": {"host": "localhost", "ports": ["20000-32000"], "connection_security": "clear"},
     },
 }
-_KIT_STORAGE = "fedad_components.flare.storage.KitStorage"
+_KIT_STORAGE = class_path(KitStorage)
 _LOG_STREAMING = {"site_log_streamer", "log_receiver"}
 STARTUP_FILES: dict[Kind, str] = {"server": "fed_server.json", "client": "fed_client.json", "admin": "fed_admin.json"}
 
@@ -153,6 +156,8 @@ def _server_resources(resources: dict[str, Any]) -> None:
         component["args"] = replacements.get(component["id"], component.get("args", {}))
         if component["id"] == "job_store":
             component.update(path=_KIT_STORAGE, args={})
+    ours = {"id": "abandoned_jobs", "path": class_path(AbandonedJobs), "args": {}}
+    resources["components"] = [item for item in resources["components"] if item["id"] != ours["id"]] + [ours]
 
 
 def _common_resources(resources: dict[str, Any]) -> None:
