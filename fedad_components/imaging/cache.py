@@ -161,9 +161,8 @@ class CacheWriter:
                 frames += record.frames
                 done.append(record)
                 kept += line
-        with open(images, "ab") as stream:
-            stream.truncate(self._header if size >= self._header else 0)
-            stream.write(b"\0" * (self._header - stream.tell()))
+        for path in (images, journal):
+            path.touch(mode=0o600)
         with open(images, "r+b") as stream:
             stream.truncate(self._header + frames * self._frame_bytes)
         journal.write_bytes(head + kept)

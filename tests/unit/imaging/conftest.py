@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -32,7 +33,6 @@ def pydicom_files() -> Path:
 @pytest.fixture
 def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build caches in this process, which has imported MONAI already; the decoders are still processes of their own."""
-    from fedad_components.imaging import ingest as module
     from fedad_components.imaging.build import build
 
     def here(job: dict[str, Any], lock: int, progress: Callable[[int, int], None] | None) -> None:
@@ -47,4 +47,4 @@ def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
             if progress is not None:
                 progress(json.loads(line)["done"], json.loads(line)["total"])
 
-    monkeypatch.setattr(module, "_build", here)
+    monkeypatch.setattr(importlib.import_module("fedad_components.imaging.ingest"), "_build", here)

@@ -101,7 +101,9 @@ def test_real_windows_agree_with_pydicom(pydicom_files: Path) -> None:
     for name in ("693_J2KI.dcm", "MR_small.dcm", "examples_overlay.dcm"):
         dataset = pydicom.dcmread(pydicom_files / name)
         values = dataset.pixel_array * float(dataset.get("RescaleSlope", 1)) + float(dataset.get("RescaleIntercept", 0))
-        center, width = (np.atleast_1d(np.asarray(dataset[key].value, float))[0] for key in ("WindowCenter", "WindowWidth"))
+        center, width = (
+            np.atleast_1d(np.asarray(dataset[key].value, float))[0] for key in ("WindowCenter", "WindowWidth")
+        )
         reference = np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1) * 255
         assert np.abs(frames(pydicom_files / name)[0][:, :, 2] - reference).max() <= 0.501
 
@@ -138,7 +140,9 @@ def test_frame_windows_of_enhanced_objects(tmp_path: Path) -> None:
     transform = Dataset()
     transform.RescaleSlope, transform.RescaleIntercept, transform.RescaleType = 2, -500, "US"
     shared.PixelValueTransformationSequence = [transform]
-    path = write(tmp_path / "a.dcm", stored, PerFrameFunctionalGroupsSequence=groups, SharedFunctionalGroupsSequence=[shared])
+    path = write(
+        tmp_path / "a.dcm", stored, PerFrameFunctionalGroupsSequence=groups, SharedFunctionalGroupsSequence=[shared]
+    )
     for index, center in enumerate((300, 700)):
         expected = np.array([[slow_linear(float(x), 2, -500, center, 200) for x in row] for row in stored[index]])
         assert np.abs(frames(path)[index][:, :, 0] - expected).max() <= 0.501
@@ -151,7 +155,9 @@ def test_planar_configuration_and_ybr(tmp_path: Path) -> None:
     assert np.array_equal(frames(write(tmp_path / "a.dcm", colour, PlanarConfiguration=1, PixelData=planar))[0], colour)
     y, cb, cr = (colour[:, :, channel].astype(float) for channel in range(3))
     # PS3.3 C.7.6.3.1.2, inverted
-    rgb = np.stack([y + 1.402 * (cr - 128), y - 0.344136 * (cb - 128) - 0.714136 * (cr - 128), y + 1.772 * (cb - 128)], -1)
+    rgb = np.stack(
+        [y + 1.402 * (cr - 128), y - 0.344136 * (cb - 128) - 0.714136 * (cr - 128), y + 1.772 * (cb - 128)], -1
+    )
     got = frames(write(tmp_path / "b.dcm", colour, PhotometricInterpretation="YBR_FULL"))[0]
     assert np.abs(got - np.clip(rgb, 0, 255)).max() <= 1
 
@@ -208,12 +214,26 @@ def test_one_image_in_seven_encodings(pydicom_files: Path) -> None:
         assert np.array_equal(frames(pydicom_files / f"MR_small_{encoding}.dcm")[0], reference), encoding
 
 
-@pytest.mark.parametrize("name", ["MR_small_jp2klossless", "examples_jpeg2k", "MR_small_RLE", "SC_rgb_rle_2frame",
-                                  "MR_small_jpeg_ls_lossless", "693_J2KI"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MR_small_jp2klossless",
+        "examples_jpeg2k",
+        "MR_small_RLE",
+        "SC_rgb_rle_2frame",
+        "MR_small_jpeg_ls_lossless",
+        "693_J2KI",
+    ],
+)
 def test_decoders_agree(pydicom_files: Path, name: str) -> None:
     path = pydicom_files / f"{name}.dcm"
-    plugins = ("pydicom", "pylibjpeg") if "rle" in name.lower() else (
-        "pyjpegls", "gdcm") if "jpeg_ls" in name else ("gdcm", "pylibjpeg")
+    plugins = (
+        ("pydicom", "pylibjpeg")
+        if "rle" in name.lower()
+        else ("pyjpegls", "gdcm")
+        if "jpeg_ls" in name
+        else ("gdcm", "pylibjpeg")
+    )
     first, second = (list(iter_pixels(path, decoding_plugin=plugin)) for plugin in plugins)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -229,12 +249,40 @@ REJECTED = {
     "meta_missing_tsyntax.dcm": Reason.UNDECODABLE,
     "nested_priv_SQ.dcm": Reason.UNDECODABLE,
     "no_meta.dcm": Reason.NOT_AN_IMAGE,
-    **{f"rtdose{kind}.dcm": Reason.WRONG_MODALITY for kind in ("", "_1frame", "_expb", "_expb_1frame", "_rle", "_rle_1frame")},
-    **{f"{name}.dcm": Reason.NO_PIXEL_DATA for name in (
-        "ExplVR_BigEndNoMeta", "ExplVR_LitEndNoMeta", "UN_sequence", "empty_charset_LEI", "no_meta_group_length", "priv_SQ",
-        "reportsi", "reportsi_with_empty_number_tags", "rtplan", "rtplan_truncated", "rtstruct", "test-SR", "waveform_ecg")},
-    **{name: Reason.NOT_AN_IMAGE for name in (
-        "README.txt", "crayons.icc", "rtplan.dump", "rtstruct.dump", "test1.json", "test_PN.json", "zipMR.gz")},
+    **{
+        f"rtdose{kind}.dcm": Reason.WRONG_MODALITY
+        for kind in ("", "_1frame", "_expb", "_expb_1frame", "_rle", "_rle_1frame")
+    },
+    **{
+        f"{name}.dcm": Reason.NO_PIXEL_DATA
+        for name in (
+            "ExplVR_BigEndNoMeta",
+            "ExplVR_LitEndNoMeta",
+            "UN_sequence",
+            "empty_charset_LEI",
+            "no_meta_group_length",
+            "priv_SQ",
+            "reportsi",
+            "reportsi_with_empty_number_tags",
+            "rtplan",
+            "rtplan_truncated",
+            "rtstruct",
+            "test-SR",
+            "waveform_ecg",
+        )
+    },
+    **{
+        name: Reason.NOT_AN_IMAGE
+        for name in (
+            "README.txt",
+            "crayons.icc",
+            "rtplan.dump",
+            "rtstruct.dump",
+            "test1.json",
+            "test_PN.json",
+            "zipMR.gz",
+        )
+    },
 }
 
 
@@ -259,13 +307,23 @@ def test_every_packaged_file_is_read_or_named(pydicom_files: Path) -> None:
 
 def test_colour_of_the_same_picture_agrees_over_encodings(pydicom_files: Path) -> None:
     reference = frames(pydicom_files / "SC_rgb_rle.dcm")[0].astype(int)
-    for name in ("SC_rgb_rle_16bit", "SC_rgb_rle_32bit", "SC_ybr_full_422_uncompressed", "SC_rgb_dcmtk_+eb+cr",
-                 "SC_rgb_dcmtk_+eb+cy+n1", "SC_rgb_dcmtk_+eb+cy+np", "SC_rgb_jpeg_gdcm", "SC_rgb_gdcm_KY",
-                 "SC_rgb_jls_lossy_sample"):
+    for name in (
+        "SC_rgb_rle_16bit",
+        "SC_rgb_rle_32bit",
+        "SC_ybr_full_422_uncompressed",
+        "SC_rgb_dcmtk_+eb+cr",
+        "SC_rgb_dcmtk_+eb+cy+n1",
+        "SC_rgb_dcmtk_+eb+cy+np",
+        "SC_rgb_jpeg_gdcm",
+        "SC_rgb_gdcm_KY",
+        "SC_rgb_jls_lossy_sample",
+    ):
         assert np.median(np.abs(frames(pydicom_files / f"{name}.dcm")[0] - reference)) <= 2, name
 
 
-@pytest.mark.parametrize("name", ["MR_small_jp2klossless", "MR_small_jpeg_ls_lossless", "SC_rgb_dcmtk_+eb+cr", "examples_ybr_color"])
+@pytest.mark.parametrize(
+    "name", ["MR_small_jp2klossless", "MR_small_jpeg_ls_lossless", "SC_rgb_dcmtk_+eb+cr", "examples_ybr_color"]
+)
 @pytest.mark.parametrize("cut", [3, 100])
 def test_short_streams_are_truncated(pydicom_files: Path, tmp_path: Path, name: str, cut: int) -> None:
     dataset = pydicom.dcmread(pydicom_files / f"{name}.dcm")

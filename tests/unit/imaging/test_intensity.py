@@ -86,4 +86,5 @@ def test_pad_keeps_the_whole_image_centred() -> None:
 
 def test_no_resampling_at_the_right_size() -> None:
     frame = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    assert all(np.array_equal(fit_square(frame, 32, fit), frame) for fit in ("crop", "pad", "stretch"))  # type: ignore[arg-type]
+    assert all(np.array_equal(fit_square(frame, 32, fit), frame) for fit in ("crop", "pad", "stretch"))  # type:
+    ignore[arg-type]

@@ -79,8 +79,10 @@ def test_pages_and_frame_policies(tmp_path: Path) -> None:
     pages = [np.full((40, 40), value, np.uint8) for value in range(0, 100, 10)]
     first, *others = (Image.fromarray(page) for page in pages)
     first.save(tmp_path / "a.tif", save_all=True, append_images=others)
-    values = {policy: [int(frame[0, 0, 0]) for frame in frames(tmp_path / "a.tif", frames=policy)]
-              for policy in ("all", "first", "middle", 3, 50)}
+    values = {
+        policy: [int(frame[0, 0, 0]) for frame in frames(tmp_path / "a.tif", frames=policy)]
+        for policy in ("all", "first", "middle", 3, 50)
+    }
     assert values["all"] == values[50] == list(range(0, 100, 10))
     assert values["first"] == [0]
     assert values["middle"] == [50]
@@ -109,8 +111,9 @@ def test_truncated_files_are_never_padded(tmp_path: Path, name: str, keep: float
     Image.fromarray(COLOUR).save(path, **({"compression": "tiff_lzw"} if name == "lzw.tif" else {}))
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
     # A TIFF's directory is at its end and is lost with it: then nothing tells truncation from damage.
-    assert reason(path) in ({Reason.TRUNCATED} if name in ("a.jpg", "a.png", "a.bmp") else
-                            {Reason.TRUNCATED, Reason.UNDECODABLE})
+    assert reason(path) in (
+        {Reason.TRUNCATED} if name in ("a.jpg", "a.png", "a.bmp") else {Reason.TRUNCATED, Reason.UNDECODABLE}
+    )
 
 
 def test_wrong_names_and_contents(tmp_path: Path) -> None:
