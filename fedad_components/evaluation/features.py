@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
-from fedad_components.fedsd.views import IMAGENET_MEAN, IMAGENET_STD
+from fedad_components.fedsd.views import normalise
 
 
 def read_images(files: Sequence[Path], side: int) -> npt.NDArray[np.uint8]:
@@ -25,7 +25,7 @@ def read_images(files: Sequence[Path], side: int) -> npt.NDArray[np.uint8]:
     for number, file in enumerate(files):
         try:
             with Image.open(file) as image:
-                images[number] = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
+                images[number] = np.asarray(ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BICUBIC))
         except OSError:
             raise ValueError(f"image {number} of {len(files)} cannot be read; expected PNG, JPEG or TIFF") from None
     return images
@@ -69,7 +69,6 @@ def extract_features(
 
 
 def _whole_view(images: npt.NDArray[np.uint8], image_size: int, device: torch.device) -> Tensor:
-    """uint8 ``(N, S, S, 3)`` to normalised float32 ``(N, 3, image_size, image_size)``, bicubic like the views."""
+    """uint8 ``(N, S, S, 3)`` to normalised ``(N, 3, image_size, image_size)``, resized as the views' crops are."""
     x = torch.from_numpy(np.array(images)).to(device).permute(0, 3, 1, 2)
-    x = F.resize(x.float() / 255, [image_size, image_size], F.InterpolationMode.BICUBIC, antialias=True).clamp(0, 1)
-    return F.normalize(x, list(IMAGENET_MEAN), list(IMAGENET_STD))
+    return normalise(F.resize(x, [image_size, image_size], antialias=True).float() / 255)
