@@ -99,6 +99,7 @@ def harden(kit: str | Path) -> Kind:
         (local / "privacy.json.sample").unlink(missing_ok=True)  # its example filters let everything through
         site = SitePaths.of_kit(kit).create()  # the server's holds its experiments
     if kind == "client":
+        make_private_dir(local / "custom")  # FLARE searches it only if it is there when the site starts
         write_atomic(local / "privacy.json", _as_json(privacy_policy()))
         for path in (site.catalogue, site.policy):
             if not path.exists():
