@@ -1,7 +1,8 @@
 """DICOM to display-ready frames: MONAI's PydicomReader, extended by what it leaves out.
 
-It reads, decompresses and rescales with the first-level slope only. Added here, on pydicom's pixel functions: truncated streams, functional groups of enhanced objects, modality and VOI LUTs, windows, MONOCHROME1,
-palettes, YBR, more than 8 bits of colour, multi-frame selection, and objects that hold pixels but no picture.
+It reads, decompresses and rescales with the first-level slope only. Added here, on pydicom's pixel functions:
+truncated streams, functional groups of enhanced objects, modality and VOI LUTs, windows, MONOCHROME1, palettes, YBR,
+more than 8 bits of colour, multi-frame selection, and objects that hold pixels but no picture.
 """
 
 from __future__ import annotations

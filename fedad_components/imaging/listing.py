@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +42,10 @@ def list_files(data_set: DataSet) -> Listing:
         raise CatalogueError(
             f"{where}: folder = {str(data_set.folder)!r}: {error.strerror}: expected a readable folder"
         ) from None
+    inside = functools.lru_cache(maxsize=1024)(functools.partial(_inside, root=root))  # of this call only: links change
     if data_set.files is not None:
         paths = sorted(set(_listed(data_set, root)))
-        return Listing(root, [_record(root, path) for path in paths], 0)
+        return Listing(root, [_record(root, path, inside) for path in paths], 0)
     table = data_set.table.file.resolve() if data_set.table else None
     paths, ignored = [], 0
     for path in _walk(root, where):
@@ -54,7 +56,7 @@ def list_files(data_set: DataSet) -> Listing:
             ignored += 1
         else:
             paths.append(path)
-    return Listing(root, [_record(root, path) for path in sorted(paths)], ignored)
+    return Listing(root, [_record(root, path, inside) for path in sorted(paths)], ignored)
 
 
 def _walk(root: Path, where: str) -> Iterator[str]:
@@ -72,7 +74,11 @@ def _walk(root: Path, where: str) -> Iterator[str]:
 
 
 def _leaves(root: Path, path: str) -> bool:
-    return os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(root)
+    return os.path.islink(path) and not _inside(Path(path), root)
+
+
+def _inside(path: Path, root: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(root)
 
 
 def _listed(data_set: DataSet, root: Path) -> Iterator[str]:
@@ -97,10 +103,11 @@ def _listed(data_set: DataSet, root: Path) -> Iterator[str]:
         yield inside
 
 
-def _record(root: Path, path: str) -> FileRecord:
+def _record(root: Path, path: str, inside: Callable[[Path], bool]) -> FileRecord:
     full = root / path
     try:
-        if not Path(os.path.realpath(full)).is_relative_to(root):
+        status = full.lstat()
+        if not inside(full.parent) or (stat.S_ISLNK(status.st_mode) and not inside(full)):
             return FileRecord(path, 0, 0, reason=Reason.OUTSIDE_FOLDER)
         status = full.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Fixtures of the imaging tests: real data where it is mounted, and ingest without a process of its own where that is slow."""
+"""Fixtures of the imaging tests: real data where it is mounted, and ingest without its slow extra process."""
 
 from __future__ import annotations
 

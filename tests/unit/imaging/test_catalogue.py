@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedad_components.imaging.catalogue import Catalogue, CatalogueError, DataSet
+from fedad_components.imaging.account import Reason
+from fedad_components.imaging.catalogue import Catalogue, CatalogueError, DataSet, Table
 
 
 def load(tmp_path: Path, text: str) -> Catalogue:
@@ -116,3 +117,9 @@ def test_table(tmp_path: Path) -> None:
     table.unlink()
     with pytest.raises(CatalogueError, match="No such file"):
         data_set.rows()
+
+
+def test_the_guide_names_every_key_and_reason() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    for key in (*DataSet.model_fields.keys() - {"id"}, *Table.model_fields, *Reason):
+        assert str(key) in guide

@@ -40,8 +40,10 @@ def kit(tmp_path: Path, pydicom_files: Path) -> Path:
     (tmp_path / "t.csv").write_text("file,who\nZebedee^Quasimodo/Quasimodo.dcm,PAT-4711\n", encoding="ascii")
     (local / "catalogue.yaml").write_text(
         f"version: 1\ndata_sets:\n  strict: {{folder: {tmp_path / 'images'}}}\n"
-        f"  lenient: {{folder: {tmp_path / 'images'}, max_rejected: 0.2, table: {{file: {tmp_path / 't.csv'}, patient: who}}}}\n"
-        f"  misread: {{folder: {tmp_path / 'images'}, reader: 'absent_module:Reader'}}\n  gone: {{folder: {tmp_path / 'no'}}}\n",
+        f"  lenient:\n    folder: {tmp_path / 'images'}\n    max_rejected: 0.2\n"
+        f"    table: {{file: {tmp_path / 't.csv'}, patient: who}}\n"
+        f"  misread: {{folder: {tmp_path / 'images'}, reader: 'absent_module:Reader'}}\n"
+        f"  gone: {{folder: {tmp_path / 'no'}}}\n",
         encoding="utf-8",
     )
     return tmp_path / "kit"

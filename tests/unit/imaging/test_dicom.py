@@ -271,18 +271,10 @@ REJECTED = {
             "waveform_ecg",
         )
     },
-    **{
-        name: Reason.NOT_AN_IMAGE
-        for name in (
-            "README.txt",
-            "crayons.icc",
-            "rtplan.dump",
-            "rtstruct.dump",
-            "test1.json",
-            "test_PN.json",
-            "zipMR.gz",
-        )
-    },
+    **dict.fromkeys(
+        ("README.txt", "crayons.icc", "rtplan.dump", "rtstruct.dump", "test1.json", "test_PN.json", "zipMR.gz"),
+        Reason.NOT_AN_IMAGE,
+    ),
 }
 
 

@@ -178,7 +178,7 @@ def test_thresholds(folder: Path, tmp_path: Path) -> None:
         ingest(data_set(folder, max_rejected=0.05), tmp_path / "cache", SIDE)
     assert caught.value.account.used == 12
     assert "broken.png" not in str(caught.value)
-    with pytest.raises(DataRefused, match="max_rejected is 5.0%"):
+    with pytest.raises(DataRefused, match=r"max_rejected is 5\.0%"):
         open_cache(data_set(folder, max_rejected=0.05), tmp_path / "cache", SIDE)
     assert len(ingest(data_set(folder, max_rejected=0.08), tmp_path / "cache", SIDE)) == 12
     (tmp_path / "empty").mkdir()
