@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedad_components.config import ModelConfig
+from fedad_components.fedsd import model
+
+RESNET18_WITHOUT_FC = 11_176_512
+"""torchvision's documented 11,689,512 less the last layer's 512 * 1000 + 1000."""
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("norm", ["batch", "local", "group"])
+def test_parameter_counts(norm: str) -> None:
+    with torch.device("meta"):
+        large = model.build_extractor(ModelConfig(image_size=224, norm=norm))
+        small = model.build_extractor(ModelConfig(image_size=48, norm=norm))
+        head = model.build_head(0, "site")
+    assert count(large) == RESNET18_WITHOUT_FC
+    assert count(large) - count(small) == 64 * 3 * (7 * 7 - 3 * 3)
+    assert count(head) == 512 * 512 + 512 + 512 * 256 + 256
+
+
+@pytest.mark.parametrize(("image_size", "last_map"), [(32, 4), (95, 12), (96, 3)])
+def test_stem_follows_the_view_size(image_size: int, last_map: int) -> None:
+    extractor = model.build_extractor(ModelConfig(image_size=image_size)).eval()
+    maps: list[torch.Tensor] = []
+    extractor.layer4.register_forward_hook(lambda module, args, output: maps.append(output))
+    assert extractor(torch.zeros(1, 3, image_size, image_size)).shape == (1, 512)
+    assert maps[0].shape[-2:] == (last_map, last_map)
+
+
+def test_group_norm_has_no_batch_norm_left() -> None:
+    extractor = model.build_extractor(ModelConfig(image_size=32, norm="group"))
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in extractor.modules())
+    x = torch.randn(3, 3, 32, 32)
+    torch.testing.assert_close(extractor(x)[:1], extractor(x[:1]), atol=1e-4, rtol=1e-4)
+
+
+def test_initial_weights_are_public_and_heads_are_not() -> None:
+    torch.manual_seed(1)
+    first, second = (model.build_extractor(ModelConfig(image_size=32), seed=3) for _ in range(2))
+    torch.manual_seed(1)
+    undisturbed = torch.rand(1)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(model.build_head(3, "a")[0].weight, model.build_head(3, "b")[0].weight)
+    assert torch.equal(model.build_head(3, "a")[0].weight, model.build_head(3, "a")[0].weight)
+    torch.manual_seed(1)
+    model.build_head(3, "a")
+    assert torch.equal(torch.rand(1), undisturbed)
+
+
+def test_projection_is_orthonormal_public_and_fixed() -> None:
+    projection = model.build_projection(5)
+    assert projection.weight.shape == (128, 512)
+    assert projection.bias is None
+    assert not projection.weight.requires_grad
+    torch.testing.assert_close(projection.weight @ projection.weight.T, torch.eye(128), atol=1e-6, rtol=0)
+    assert torch.equal(projection.weight, model.build_projection(5).weight)
+    assert not torch.equal(projection.weight, model.build_projection(6).weight)
+
+
+def test_orthonormal_embeds_without_changing_angles() -> None:
+    matrix = model.orthonormal(128, 20, 0, "test")
+    torch.testing.assert_close(matrix.T @ matrix, torch.eye(20), atol=1e-6, rtol=0)
+
+
+def test_split_gives_the_halves() -> None:
+    z_s, z_d = model.split(torch.arange(256.0).expand(2, 3, 256))
+    assert z_s.shape == z_d.shape == (2, 3, 128)
+    assert z_s[0, 0, 0] == 0
+    assert z_d[0, 0, 0] == 128
+
+
+def test_estimated_statistics_are_those_of_the_images() -> None:
+    """The first BatchNorm sees conv1's output, whose mean and variance can be computed directly."""
+    extractor = model.build_extractor(ModelConfig(image_size=32)).eval()
+    x = 2 + torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    model.estimate_statistics(extractor, [x[:4], x[4:]])
+    with torch.no_grad():
+        maps = [extractor.conv1(part) for part in (x[:4], x[4:])]
+    mean = torch.stack([part.mean(dim=(0, 2, 3)) for part in maps]).mean(0)
+    variance = torch.stack([part.var(dim=(0, 2, 3)) for part in maps]).mean(0)
+    torch.testing.assert_close(extractor.bn1.running_mean, mean, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(extractor.bn1.running_var, variance, atol=1e-4, rtol=1e-4)
+    assert not extractor.training
+    assert extractor.bn1.momentum == 0.1
