@@ -5,7 +5,7 @@
 
 Both steps run the same code (``Student.step``) with the same student, views, precision and optimiser. SimCLR is that
 step with lambda_t = gamma = 0: no teacher, no extra terms. "time" compares steps on views that are ready, "+views" adds
-step with lambda_t = gamma = 0: no teacher, no extra terms. "time" compares steps on views that are ready, "+views"
+the making of the views to both. Steps alternate, and a ratio is the median over neighbouring pairs: a busy machine
 slows both. Needs only torch, torchvision and numpy: without pydantic the defaults are read from the exported job.
 """
 
@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from fedad_components.fedsd.model import build_extractor, build_head, build_projection  # noqa: E402
-from fedad_components.fedsd.teacher import Teacher  # noqa: E402
+from fedad_components.fedsd.teacher import Teacher, teacher_dtype  # noqa: E402
 from fedad_components.fedsd.trainer import Student, choose_device  # noqa: E402
 from fedad_components.fedsd.views import Views  # noqa: E402
 
@@ -105,7 +105,7 @@ def measure_time(config: Any, batch_size: int, repeats: int, device: torch.devic
         **{f"{name}_ms": 1e3 * statistics.median(values) for name, values in seconds.items()},
         "time_ratio": statistics.median(fedad / simclr for simclr, fedad, _ in pairs),
         "time_ratio_with_views": statistics.median((fedad + made) / (simclr + made) for simclr, fedad, made in pairs),
-        "teacher_dtype": str(students["fedad"].teacher.dtype).removeprefix("torch."),
+        "teacher_dtype": str(teacher_dtype(config.training.teacher_precision, device)).removeprefix("torch."),
         "student_amp": students["fedad"].amp,
     }
 
@@ -113,8 +113,8 @@ def measure_time(config: Any, batch_size: int, repeats: int, device: torch.devic
 def peak_memory(method: str, config: Any, batch_size: int, device: torch.device) -> int:
     """Bytes at the peak of two steps (the first creates the optimiser's state).
 
-    CUDA: the allocator's own count. CPU: the largest resident set of this process, which must be a fresh one, since that
-    number never falls; it includes the interpreter and PyTorch, as the memory that a site has to have does.
+    CUDA: the allocator's own count. CPU: the largest resident set of this process, which must be a fresh one, since
+    that number never falls; it includes the interpreter and PyTorch, as the memory that a site has to have does.
     """
     student = make_student(method, config, device)
     side = config.model.image_size
