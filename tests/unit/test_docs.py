@@ -83,6 +83,30 @@ def test_files_exist(page: str) -> None:
         assert (ROOT / "fedad_components" / name).exists(), f"{page} names {name}"
 
 
+def messages_of_the_package() -> str:
+    """Every string of the package, a line each, with ``…`` where a value is filled in."""
+    lines = []
+    for path in (ROOT / "fedad_components").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                lines.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                lines.append(node.value)
+    return "\n".join(lines)
+
+
+def test_messages_are_those_of_the_code() -> None:
+    """Of each message of the operator's tables, its longest stretch without a placeholder."""
+    text = TEXTS["docs/operating.md"].partition("## Messages and what to do")[2]
+    ours = "".join(part for part in text.split("### ") if not part.startswith("FLARE's own words"))
+    first_cells = re.findall(r"^\| (`.+?`.*?) \|", ours, re.MULTILINE)
+    assert len(first_cells) > 20
+    known = messages_of_the_package()
+    for message in (span for cell in first_cells for span in re.findall(r"`([^`]+)`", cell)):
+        stretch = max(re.split(r"…|\b[A-Z]\b", message), key=len).strip(" ()")
+        assert stretch in known or stretch in {reason.value for reason in Reason}, f"no message has {stretch!r}"
+
+
 def test_every_reason_of_a_site_has_its_fix() -> None:
     for page in ("docs/operating.md", "docs/security.md"):
         assert [reason.value for reason in Reason if reason.value not in TEXTS[page]] == []
