@@ -19,8 +19,8 @@ ADAPTS_FROM = 0.05
 def instability(theta_new: Mapping[str, Tensor], theta_old: Mapping[str, Tensor], names: Iterable[str]) -> float:
     """Eq. 5: Delta = ||theta^{t+1} - theta^t||_2 / (||theta^t||_2 + 1e-8), accumulated in float64.
 
-    ``names`` are the trainable parameters (:func:`fedad_components.fedsd.state.trainable_names`): running statistics and
-    counters are no part of theta here.
+    ``names`` are the trainable parameters (:func:`~fedad_components.fedsd.state.trainable_names`): running statistics
+    and counters are no part of theta here.
 
     Raises:
         KeyError: if a state lacks one of the names.
