@@ -6,9 +6,10 @@ import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save
+if TYPE_CHECKING:
+    import torch
 
 
 class LockedError(RuntimeError):
@@ -43,6 +44,8 @@ def write_atomic(path: str | Path, content: bytes) -> None:
 
 def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file atomically."""
+    from safetensors.torch import save  # loads torch, which a site's parent process has no use for
+
     write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=dict(metadata)))
 
 

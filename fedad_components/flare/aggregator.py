@@ -15,15 +15,8 @@ from fedad_components.aggregation import StreamingMean
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import wire_spec
 from fedad_components.flare.context import SENDER_PROP, data_kind, read_dxo
-from fedad_components.wire import (
-    ResultMeta,
-    WireError,
-    check_tensors,
-    decode,
-    parse_meta,
-    payload_bytes,
-    wire_dtype,
-)
+from fedad_components.tensors import check_tensors, decode, payload_bytes, wire_dtype
+from fedad_components.wire import ResultMeta, WireError, parse_meta
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.fuel.utils import fobs
 
 from fedad_components.config import FedADConfig
 from fedad_components.wire import WireError
@@ -23,11 +24,11 @@ def configuration(fl_ctx: FLContext) -> FedADConfig:
     """The job's validated configuration.
 
     Raises:
-        RuntimeError: if FedAD's controller or executor has not set it, that is, does not run this job.
+        ValueError: if FedAD's controller or executor has not set it, that is, does not run this job.
     """
     config = fl_ctx.get_prop(CONFIG_PROP)
     if not isinstance(config, FedADConfig):
-        raise RuntimeError(
+        raise ValueError(
             "no FedAD configuration in this job: FedAD's components work only beside its controller or executor"
         )
     return config
@@ -51,3 +52,11 @@ def read_dxo(shareable: Shareable, kind: DataKind) -> DXO:
     if dxo.data_kind != kind:
         raise WireError(f"expected a DXO of kind {kind.value}, got {getattr(dxo.data_kind, 'value', dxo.data_kind)!r}")
     return dxo
+
+
+def register_tensors() -> None:
+    """Let tensors ride safetensors on FLARE's wire: to be called in every job process, else FOBS refuses them."""
+    # Site and server load this module in their parent processes too, which have no use for torch.
+    from nvflare.app_opt.pt.decomposers import TensorDecomposer
+
+    fobs.register(TensorDecomposer)

@@ -24,7 +24,7 @@ from fedad_components.config import FedADConfig
 from fedad_components.fedsd.seeds import stream_seed
 from fedad_components.fedsd.state import trainable_names
 from fedad_components.flare.aggregator import FedADAggregator
-from fedad_components.flare.context import SENDER_PROP, set_configuration
+from fedad_components.flare.context import SENDER_PROP, register_tensors, set_configuration
 from fedad_components.flare.persistor import ATSA_STATE, NEXT_ROUND, RECORD
 from fedad_components.records import RoundRecord
 from fedad_components.wire import REASON_HEADER, TaskMeta, parse_reason
@@ -62,6 +62,7 @@ class FedADController(ScatterAndGather):
         task_check_period: float = 0.2,
     ) -> None:
         """``config`` is the experiment's configuration as JSON; the ids name this job's other components."""
+        register_tensors()
         self.config = config
         self._config = FedADConfig.parse(config)
         federation = self._config.federation

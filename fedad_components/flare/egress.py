@@ -13,20 +13,9 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
-from fedad_components.config import FedADConfig
-from fedad_components.fedsd.state import wire_spec
-from fedad_components.flare.context import CONFIG_PROP, data_kind, read_dxo
+from fedad_components.flare.context import configuration, data_kind, read_dxo
 from fedad_components.flare.site import SitePaths, SitePolicy
-from fedad_components.wire import (
-    REASON_HEADER,
-    ResultMeta,
-    WireError,
-    check_tensors,
-    parse_meta,
-    parse_reason,
-    payload_bytes,
-    wire_dtype,
-)
+from fedad_components.wire import REASON_HEADER, ResultMeta, parse_meta, parse_reason
 
 _RETURN_CODES = {value for name, value in vars(ReturnCode).items() if name.isupper()}
 _RESULT_HEADERS = {ReservedHeaderKey.CONTENT_TYPE, ReservedHeaderKey.RC}
@@ -57,21 +46,17 @@ class StrictEgress(Filter):
             return self._error_reply(code, shareable)
         try:
             tensors, meta = self._checked(shareable, fl_ctx)
-        except (WireError, ValueError) as error:
+        except ValueError as error:
             self.log_error(fl_ctx, f"StrictEgress refused a result: {error}. Nothing left this site")
             raise EgressRefused(str(error)) from None
-        config = fl_ctx.get_prop(CONFIG_PROP)
-        self.log_info(
-            fl_ctx,
-            f"StrictEgress passes round {meta.round}: {len(tensors)} tensors, {payload_bytes(tensors)} bytes, meta "
-            f"{', '.join(ResultMeta.model_fields)}",
-        )
-        return DXO(data_kind(config), tensors, meta.model_dump(mode="json")).to_shareable()
+        return DXO(data_kind(configuration(fl_ctx)), tensors, meta.model_dump(mode="json")).to_shareable()
 
     def _checked(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[dict[str, Any], ResultMeta]:
-        config = fl_ctx.get_prop(CONFIG_PROP)
-        if not isinstance(config, FedADConfig):
-            raise EgressRefused("the task was not executed by FedAD's executor: no configuration to check against")
+        # FLARE builds this filter in the site's parent process too, where nothing is filtered: torch stays out of it.
+        from fedad_components.fedsd.state import wire_spec
+        from fedad_components.tensors import check_tensors, payload_bytes, wire_dtype
+
+        config = configuration(fl_ctx)
         policy = SitePolicy.load(SitePaths.from_context(fl_ctx).policy)
         if config.loss.head == "aggregated" and not policy.allow_aggregated_head:
             raise EgressRefused(
@@ -84,6 +69,11 @@ class StrictEgress(Filter):
         dxo = read_dxo(shareable, data_kind(config))
         meta = parse_meta(ResultMeta, dxo.meta)
         check_tensors(dxo.data, wire_spec(config), wire_dtype(config))
+        self.log_info(
+            fl_ctx,
+            f"StrictEgress passes round {meta.round}: {len(dxo.data)} tensors, {payload_bytes(dxo.data)} bytes, meta "
+            f"{', '.join(ResultMeta.model_fields)}",
+        )
         return dxo.data, meta
 
     @staticmethod

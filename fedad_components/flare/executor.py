@@ -16,21 +16,11 @@ from nvflare.apis.signal import Signal
 
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import wire_spec
-from fedad_components.flare.context import data_kind, read_dxo, set_configuration
+from fedad_components.flare.context import data_kind, read_dxo, register_tensors, set_configuration
 from fedad_components.flare.controller import TRAIN_TASK
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
-from fedad_components.wire import (
-    REASON_HEADER,
-    Reason,
-    ResultMeta,
-    TaskMeta,
-    WireError,
-    check_tensors,
-    decode,
-    encode_update,
-    parse_meta,
-    wire_dtype,
-)
+from fedad_components.tensors import check_tensors, decode, encode_update, wire_dtype
+from fedad_components.wire import REASON_HEADER, Reason, ResultMeta, TaskMeta, WireError, parse_meta
 from fedad_components.worker.process import TrainingAborted, TrainingError, TrainingProcess, WorkerSettings
 
 WORKER_LOG = "fedad_worker.log"
@@ -46,6 +36,7 @@ class FedADExecutor(Executor):
     def __init__(self, config: dict[str, Any]) -> None:
         """``config`` is the experiment's configuration as JSON."""
         super().__init__()
+        register_tensors()
         self.config = config
         self._config = FedADConfig.parse(config)
         self._worker: TrainingProcess | None = None

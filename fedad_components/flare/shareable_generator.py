@@ -10,7 +10,7 @@ from nvflare.app_common.abstract.shareable_generator import ShareableGenerator
 from nvflare.app_common.app_constant import AppConstants
 
 from fedad_components.flare.context import configuration
-from fedad_components.wire import apply_update, encode
+from fedad_components.tensors import apply_update, encode
 
 
 class FedADShareableGenerator(ShareableGenerator):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,7 +153,7 @@ def test_anything_else_is_refused_by_name(
 
 
 def test_a_result_of_another_executor_is_refused(site: SitePaths) -> None:
-    with pytest.raises(EgressRefused, match="FedAD's executor"):
+    with pytest.raises(EgressRefused, match="no FedAD configuration"):
         StrictEgress().process(result(), context(config=None))
 
 
@@ -184,3 +186,9 @@ def test_an_unreadable_policy_lets_nothing_out(site: SitePaths) -> None:
     site.policy.write_text("allow_aggregated_head: perhaps\n")
     with pytest.raises(EgressRefused, match="allow_aggregated_head"):
         StrictEgress().process(result(), context())
+
+
+def test_a_sites_parent_process_need_not_load_torch() -> None:
+    """It builds the site's filters, and never filters: 400 MB and seconds of every start would be for nothing."""
+    code = "import sys, fedad_components.flare.egress; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
