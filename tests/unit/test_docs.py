@@ -107,6 +107,14 @@ def test_messages_are_those_of_the_code() -> None:
         assert stretch in known or stretch in {reason.value for reason in Reason}, f"no message has {stretch!r}"
 
 
+def test_the_picture_of_the_layers_is_complete() -> None:
+    picture = code_of(TEXTS["docs/architecture.md"])[0]
+    for path in (ROOT / "fedad_components").iterdir():
+        name = path.name if path.suffix == ".py" else f"{path.name}/"
+        if not name.startswith("_"):
+            assert f" {name} " in picture, f"docs/architecture.md does not show fedad_components/{name}"
+
+
 def test_every_reason_of_a_site_has_its_fix() -> None:
     for page in ("docs/operating.md", "docs/security.md"):
         assert [reason.value for reason in Reason if reason.value not in TEXTS[page]] == []
