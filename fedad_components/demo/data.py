@@ -26,7 +26,7 @@ from fedad_components.demo.tiles import draw, textured, tiles, windowed, write_d
 if TYPE_CHECKING:
     from importlib.abc import Traversable  # importlib.resources.abc only exists from Python 3.11
 
-SITE_IMAGES = 160
+SITE_IMAGES = 128
 """Images of an embedded hospital at most, so that the demo fits two cores and five minutes"""
 
 WBC_COLUMNS = ("file", "site", "label", "role", "split", "group")

@@ -73,19 +73,8 @@ def losses(summary: Summary) -> str:
             panel.set_title(title)
             panel.set_ylabel("loss (no unit)")
         chance = panels.flat[1]
-        chance.axhline(summary.contrastive_at_chance, color=FAINT, linestyle="--", linewidth=1.2)
-        chance.annotate(
-            "nothing learnt, ln(2N − 1)",
-            (1, summary.contrastive_at_chance),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, -3),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8,
-            color="#5b6875",
-        )
-        chance.set_ylim(bottom=0)
+        _level(chance, summary.contrastive_at_chance, "nothing learnt, ln(2N − 1)")
+        chance.set_ylim(0, 1.1 * max(chance.get_ylim()[1], summary.contrastive_at_chance))
         for panel in panels[1]:
             _round_axis(panel, summary.rounds)
         handles, labels = panels.flat[0].get_legend_handles_labels()
@@ -101,9 +90,11 @@ def schedule(summary: Summary) -> str:
         instability, weight = figure.subplots(1, 2)
         _line(instability, summary.instability, 1, "Δ")
         instability.set(title="Instability Δ of the global model (Eq. 5)", ylabel="relative change (no unit)")
-        instability.set_ylim(bottom=0)
+        top = max(summary.instability)
         if atsa["instability_scale"] == "absolute":
             _level(instability, atsa["stability_threshold"], "stable below")
+            top = max(top, atsa["stability_threshold"])
+        instability.set_ylim(0, 1.15 * top or 1.0)
         _line(weight, summary.lambda_t, 0, "λ")
         weight.set(title="Alignment weight λ used in the round (Eq. 6)", ylabel="weight (no unit)")
         if atsa["schedule"] == "atsa":

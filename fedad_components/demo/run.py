@@ -66,7 +66,7 @@ class DemoOptions:
                 {
                     "seed": self.seed,
                     "model": {"image_size": self.image_size},
-                    "training": {"epochs": 1, "batch_size": 32, "max_images": 512},
+                    "training": {"epochs": 1, "batch_size": 16, "max_images": 256},
                     "federation": {
                         "experiment": "demo",
                         "rounds": self.rounds,

@@ -48,5 +48,5 @@ def test_impossible_updates_are_errors() -> None:
     with pytest.raises(ValueError, match="positive, got 0"):
         mean.add({"w": torch.ones(1)}, 0)
     mean.add({"w": torch.ones(1)}, 1)
-    with pytest.raises(ValueError, match="names differ.*'v'"):
+    with pytest.raises(ValueError, match=r"names differ.*'v'"):
         mean.add({"v": torch.ones(1)}, 1)

@@ -32,14 +32,14 @@ def test_a_damaged_file_is_refused_with_the_fix(tmp_path: Path, damage: bytes | 
     path = tmp_path / "c"
     saved(path)
     path.write_bytes(path.read_bytes()[:-3] if damage is None else damage)
-    with pytest.raises(CheckpointError, match="not a usable checkpoint.*move it away"):
+    with pytest.raises(CheckpointError, match=r"not a usable checkpoint.*move it away"):
         Checkpoint.load(path, IDENTITY)
 
 
 def test_another_configuration_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "c")
     other = FedADConfig.parse({"loss": {"gamma": 0.0}}).identity()
-    with pytest.raises(CheckpointError, match="another configuration.*federation.experiment"):
+    with pytest.raises(CheckpointError, match=r"another configuration.*federation.experiment"):
         Checkpoint.load(tmp_path / "c", other)
 
 

@@ -42,7 +42,7 @@ def test_anything_else_is_refused_by_name(change: dict, message: str) -> None:
 def test_a_missing_tensor_is_refused_by_name() -> None:
     tensors = good()
     del tensors["bn1.bias"]
-    with pytest.raises(WireError, match="1 missing tensor.*'bn1.bias'"):
+    with pytest.raises(WireError, match=r"1 missing tensor.*'bn1.bias'"):
         check_tensors(tensors, SPEC, torch.float32)
 
 

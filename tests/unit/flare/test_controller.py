@@ -40,7 +40,7 @@ def test_all_sites_where_none_is_left_out(count: int) -> None:
 
 
 def test_a_wrong_configuration_stops_the_job_before_it_starts() -> None:
-    with pytest.raises(ConfigError, match="loss.gamma = -1"):
+    with pytest.raises(ConfigError, match=r"loss\.gamma = -1"):
         FedADController({"loss": {"gamma": -1}})
 
 
