@@ -74,6 +74,7 @@ class Federation:
             self._env["OMP_NUM_THREADS"] = str(threads)
         self._env.update(env or {})
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._registered_before: dict[str, int] = {}
         self._sessions: dict[str, Session] = {}
         self._signals: dict[int, Any] = {}
         self._submitted = 0
@@ -135,6 +136,7 @@ class Federation:
         """
         if self.processes(node):
             raise FederationError(f"{node}: already running")
+        self._registered_before[node] = self._registrations(node)
         with open(kit / "console.log", "ab") as console:
             self._started[node] = subprocess.Popen(
                 ["bash", str(kit / "startup" / "sub_start.sh"), "--once"],
@@ -207,7 +209,12 @@ class Federation:
                 logs = "\n".join(self._tail(node) for node in [SERVER, *late])
                 raise FederationError(f"not connected within {timeout:g} s: {', '.join(late)}\n{logs}")
             time.sleep(POLL)
+            # A killed site counts as connected until its heartbeat is missed: it must have registered since its start.
             missing = expected - self.connected()
+            missing |= {site for site in expected if self._registrations(site) <= self._registered_before.get(site, -1)}
+
+    def _registrations(self, site: str) -> int:
+        return self.server_log().count(f"New client {site}@")
 
     def connected(self) -> set[str]:
         """Names of the sites that the server counts as connected; empty while it is not up."""

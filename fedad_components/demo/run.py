@@ -28,6 +28,7 @@ from fedad_components.fedsd.state import load_extractor
 from fedad_components.files import write_atomic
 from fedad_components.flare.controller import STATS_GROUP
 from fedad_components.flare.persistor import EXTRACTOR_FILE, RESULTS_DIR
+from fedad_components.flare.provision import KitError
 from fedad_components.flare.recipe import FedADRecipe, export_job
 from fedad_components.imaging.cache import cache_side
 from fedad_components.imaging.catalogue import VERSION as CATALOGUE_VERSION
@@ -109,7 +110,7 @@ def run_demo(options: DemoOptions, console: Console) -> Summary:
             results = _download(federation, job_id, out / "result")
             if status != "FINISHED:COMPLETED":
                 console.print(federation.server_log(job_id)[-2000:], highlight=False, markup=False)
-    except (DemoDataError, FederationError) as error:
+    except (DemoDataError, FederationError, KitError) as error:
         raise DemoError(str(error)) from error
     rounds = read_records(results / records.FILE_NAME) if results else []
     probe = None

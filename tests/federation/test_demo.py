@@ -1,0 +1,108 @@
+"""`fedad demo` as a person runs it: what it writes, and that nothing is left when it ends or is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from torchvision.models import resnet18
+
+pytestmark = pytest.mark.federation
+
+FEDAD = str(Path(sys.executable).parent / "fedad")
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Processes that work on a demo: their command line or folder names it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            places = [*process.cmdline(), process.cwd()]
+        except psutil.Error:
+            continue
+        if any(str(folder) in place for place in places) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def test_the_demo_writes_what_it_promises(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [FEDAD, "demo", "--out", str(out), "--rounds", "2", "--image-size", "32", "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(out / "report.html") in done.stdout
+    assert "Traceback" not in done.stderr
+    assert processes_in(out) == []
+
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "FINISHED:COMPLETED"
+    assert summary["rounds"] == 2
+    assert len(summary["sites"]) == 4
+    assert summary["participants"] == [sorted(summary["sites"])] * 2
+    assert summary["lambda_t"][0] == pytest.approx(0.1)
+    assert summary["lambda_t"][1] > summary["lambda_t"][0]
+    assert all(delta > 0 for delta in summary["instability"])
+    for losses in summary["losses"]:
+        assert losses.keys() == set(summary["sites"])
+        for loss in losses.values():
+            assert loss["total"] == pytest.approx(sum(loss[term] for term in loss if term != "total"), abs=1e-4)
+    size = sum(
+        4 * tensor.numel() for tensor in load_file(out / "extractor.safetensors").values() if tensor.is_floating_point()
+    )
+    padding = 64 * 3 * (49 - 9) * 4  # the export pads the small stem's 3x3 kernel to 7x7
+    assert summary["bytes_sent"] == dict.fromkeys(summary["sites"], 2 * (size - padding))
+    probe = summary["probe"]
+    assert 0 <= probe["f1"] <= 1
+    assert probe["n_train"] > 0
+    assert probe["n_test"] > 0
+    assert probe["label"] == "dab_above_median"
+    assert summary["wall_s"] > 0
+
+    model = resnet18()
+    model.fc = torch.nn.Identity()
+    model.load_state_dict(load_file(out / "extractor.safetensors"), strict=True)
+    report = (out / "report.html").read_text()
+    assert "<svg" in report or "data:image" in report
+    assert 'src="http' not in report
+    assert 'href="http' not in report
+
+
+def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    done = subprocess.run(
+        [FEDAD, "demo", "--out", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "is not empty" in done.stdout
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_demo_leaves_no_process(tmp_path: Path, number: int) -> None:
+    out = tmp_path / "out"
+    command = [FEDAD, "demo", "--out", str(out), "--rounds", "50", "--image-size", "32"]
+    with open(tmp_path / "console", "w") as console:
+        demo = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 150
+        while "submitted" not in (tmp_path / "console").read_text():
+            assert demo.poll() is None, (tmp_path / "console").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        time.sleep(8)  # job processes and trainers are starting
+        assert len(processes_in(out)) > 5
+        demo.send_signal(number)
+        assert demo.wait(timeout=60) != 0
+        assert processes_in(out) == []
+    finally:
+        demo.kill()
+        demo.wait()
