@@ -2,29 +2,38 @@
 
 Example::
 
-    from nvflare.recipe import ProdEnv
+    from nvflare.recipe import ProdEnv, SimEnv
 
     recipe = FedADRecipe(FedADConfig.parse({"federation": {"data_set": "chest-xray", "rounds": 40}}))
-    recipe.export("jobs")                                  # jobs/fedad_job: submit it as it is
-    run = recipe.run(ProdEnv("kits/lead@consortium.org"))  # or submit it from here
+    recipe.export("jobs")  # jobs/fedad_job: submit it as it is
+    recipe.run(SimEnv(clients=["a", "b"], extra={"fedad_sites": "simulated"}))  # simulated/a/catalogue.yaml, ...
+    recipe.run(ProdEnv(startup_kit_location="kits/lead@example.org", username="lead@example.org"))
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 
 from nvflare.job_config.api import FedJob
-from nvflare.recipe.spec import Recipe
+from nvflare.recipe import SimEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
 
-from fedad_components.config import FedADConfig
+from fedad_components.config import ConfigError, FedADConfig
+from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.flare.aggregator import FedADAggregator
+from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
 from fedad_components.flare.controller import TRAIN_TASK, FedADController
 from fedad_components.flare.executor import FedADExecutor
 from fedad_components.flare.persistor import FedADPersistor
 from fedad_components.flare.shareable_generator import FedADShareableGenerator
+from fedad_components.flare.site import SIMULATED_SITES
 
 JOB_NAME = "fedad_job"
+SITES_DIR = "fedad_sites"
+"""Key of SimEnv's ``extra``: the folder with one private folder a simulated site."""
 
 
 class FedADRecipe(Recipe):
@@ -43,15 +52,32 @@ class FedADRecipe(Recipe):
         self.config = config or FedADConfig.parse({})
         data = self.config.to_json()
         job = FedJob(name=name, min_clients=self.config.federation.min_sites)
-        job.set_app_packages(
-            ["fedad_components"]
-        )  # every site has the package installed: nothing is copied into the job
+        job.set_app_packages(["fedad_components"])  # installed at every site: nothing is copied into the job
         job.to_server(FedADPersistor(), id="persistor")
         job.to_server(FedADShareableGenerator(), id="shareable_generator")
         job.to_server(FedADAggregator(), id="aggregator")
         job.to_server(FedADController(data))
         job.to_clients(FedADExecutor(data), tasks=[TRAIN_TASK])
         super().__init__(job)
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Give FLARE's simulator what a kit would bring: the class allow list, and each site's private folder.
+
+        Raises:
+            ConfigError: if a simulation does not say where the sites' folders are.
+        """
+        if not isinstance(env, SimEnv):
+            return
+        sites = env.get_extra_prop(SITES_DIR) or os.environ.get(SIMULATED_SITES)
+        if not sites:
+            raise ConfigError(
+                f"a simulation needs the sites' folders: pass SimEnv(..., extra={{{SITES_DIR!r}: DIR}}), where "
+                f"DIR/<site>/catalogue.yaml names each site's images"
+            )
+        os.environ[SIMULATED_SITES] = str(Path(sites).resolve())  # inherited by the simulator's processes
+        local = make_private_dir(Path(env.workspace_root) / self.name / "local")
+        policy = {"format_version": 2, "class_allow_list": list(CLASS_ALLOW_LIST)}
+        write_atomic(local / "resources.json", json.dumps(policy, indent=2).encode("ascii"))
 
 
 def export_job(recipe: FedADRecipe, out: str | Path) -> Path:

@@ -45,14 +45,17 @@ def job_of(config: FedADConfig, folder: Path) -> Path:
     return export_job(FedADRecipe(config), folder)
 
 
-def give_images(federation: Federation, folder: Path, count: int = 12) -> None:
-    """Tiles of real photographs (fundus, immunohistochemistry) to every site, and a catalogue that names them."""
-    pictures = [data.retina()[300:1100, 300:1100], data.immunohistochemistry()]
+def photographs(folder: Path, number: int, count: int) -> None:
+    """Tiles of a real photograph, another one for each number: a fundus, or immunohistochemistry."""
+    picture = [data.retina()[300:1100, 300:1100], data.immunohistochemistry()][number % 2]
+    corners = np.random.default_rng(number).integers(0, np.array(picture.shape[:2]) - SIDE, (count, 2))
+    write_png(folder, [picture[row : row + SIDE, column : column + SIDE] for row, column in corners])
+
+
+def give_images(federation: Federation, folder: Path) -> None:
+    """Photographs to every site, and a catalogue that names them; sites differ in size, so that weights matter."""
     for number, site in enumerate(federation.sites):
-        generator = np.random.default_rng(number)
-        picture = pictures[number % len(pictures)]
-        corners = generator.integers(0, np.array(picture.shape[:2]) - SIDE, (count + number, 2))  # sites differ in size
-        write_png(folder / site, [picture[row : row + SIDE, column : column + SIDE] for row, column in corners])
+        photographs(folder / site, number, count=12 + number)
         entry = {"folder": str(folder / site)}
         federation.site_paths(site).catalogue.write_text(
             yaml.safe_dump({"version": VERSION, "data_sets": {"images": entry}})
