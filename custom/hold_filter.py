@@ -30,6 +30,7 @@ class HoldFilter(Filter):
         """Pass the result on unchanged, or raise."""
         hold = SitePaths.from_context(fl_ctx).root / "HOLD"
         if hold.exists():
-            self.log_warning(fl_ctx, f"held: nothing leaves this site while {hold} exists")
+            # fire_event=False keeps it in the site's log: the console's `show_errors` has every other warning.
+            self.log_warning(fl_ctx, f"held: nothing leaves this site while {hold} exists", fire_event=False)
             raise RuntimeError("held by the site")
         return shareable

@@ -31,7 +31,8 @@ Count = Annotated[int, Field(ge=0)]
 class Losses(BaseModel):
     """The four losses of a site's last local epoch, means over its batches (Eqs. 1-4); dimensionless."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # An instance is checked like a dict: model_construct() would fill one with anything.
+    model_config = ConfigDict(extra="forbid", frozen=True, revalidate_instances="always")
 
     total: Reported = Field(description="Eq. 1")
     contrastive: Reported = Field(description="NT-Xent, Eq. 2")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedad_components.config import FedADConfig
-from fedad_components.wire import WireError
+from fedad_components.wire import WireError, shown
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -30,7 +30,7 @@ def check_tensors(tensors: Any, spec: Mapping[str, tuple[int, ...]], dtype: torc
     if not isinstance(tensors, dict):
         raise WireError(f"expected a dict of tensors, got {type(tensors).__name__}")
     if unknown := sorted(str(name) for name in tensors.keys() - spec.keys()):
-        raise WireError(f"{len(unknown)} unexpected tensor(s), first {unknown[0]!r}")
+        raise WireError(f"{len(unknown)} unexpected tensor(s), first {shown(unknown[0])}")
     if missing := sorted(spec.keys() - tensors.keys()):
         raise WireError(f"{len(missing)} missing tensor(s), first {missing[0]!r}")
     for name, shape in spec.items():

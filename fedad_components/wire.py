@@ -39,6 +39,16 @@ class WireError(ValueError):
     """Something that must not be on the wire; the message names it, and what was expected."""
 
 
+_SHOWN = 80
+_PROBLEMS = 5
+
+
+def shown(value: Any) -> str:
+    """What the other side sent, as it may stand in a log or record: quoted, on one line, at most 80 characters."""
+    text = ascii(str(value))
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
 class _Meta(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -71,12 +81,14 @@ def parse_meta(model: type[MetaModel], meta: Any) -> MetaModel:
     """Validate the meta of a task or result.
 
     Raises:
-        WireError: naming each key that is unknown, missing or out of range.
+        WireError: naming the first keys that are unknown, missing or out of range.
     """
     try:
         return model.model_validate(meta)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'meta'}: {item['msg']}" for item in error.errors()
-        )
-        raise WireError(f"meta refused: {problems}") from None
+        problems = [
+            f"{shown('.'.join(str(part) for part in item['loc']) or 'meta')}: {item['msg']}"
+            for item in error.errors(include_url=False, include_context=False, include_input=False)[:_PROBLEMS]
+        ]
+        more = f" and {error.error_count() - _PROBLEMS} more" if error.error_count() > _PROBLEMS else ""
+        raise WireError(f"meta refused: {'; '.join(problems)}{more}") from None

@@ -65,6 +65,10 @@ class FedADAggregator(Aggregator):
             except WireError as error:
                 self.refuse(site, str(error), fl_ctx)
                 return False
+            except Exception as error:  # FLARE would end the round for every site
+                self.log_exception(fl_ctx, "the check of an update failed")
+                self.refuse(site, f"the check of it failed: {type(error).__name__}", fl_ctx)
+                return False
         return True
 
     def _add(self, site: str, shareable: Shareable) -> None:

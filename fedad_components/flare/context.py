@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
 
 from fedad_components.config import FedADConfig
-from fedad_components.wire import WireError
+from fedad_components.wire import WireError, shown
+
+_RETURN_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
 
 CONFIG_PROP = "fedad_config"
 SENDER_PROP = "fedad_sender"
@@ -47,11 +52,17 @@ def read_dxo(shareable: Shareable, kind: DataKind) -> DXO:
     """
     try:
         dxo = from_shareable(shareable)
-    except ValueError as error:
-        raise WireError(str(error)) from None
+    except ValueError:
+        raise WireError("not a valid DXO: expected a dict of data and a dict of meta") from None
     if dxo.data_kind != kind:
-        raise WireError(f"expected a DXO of kind {kind.value}, got {getattr(dxo.data_kind, 'value', dxo.data_kind)!r}")
+        found = getattr(dxo.data_kind, "value", dxo.data_kind)
+        raise WireError(f"expected a DXO of kind {kind.value}, got {shown(found)}")
     return dxo
+
+
+def known_code(code: Any) -> str:
+    """A return code of FLARE's; ERROR for anything else, which could be any text."""
+    return code if isinstance(code, str) and code in _RETURN_CODES else ReturnCode.ERROR
 
 
 def register_tensors() -> None:

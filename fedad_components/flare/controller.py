@@ -24,7 +24,7 @@ from fedad_components.config import FedADConfig
 from fedad_components.fedsd.seeds import stream_seed
 from fedad_components.fedsd.state import trainable_names
 from fedad_components.flare.aggregator import FedADAggregator
-from fedad_components.flare.context import SENDER_PROP, register_tensors, set_configuration
+from fedad_components.flare.context import SENDER_PROP, known_code, register_tensors, set_configuration
 from fedad_components.flare.persistor import ATSA_STATE, NEXT_ROUND, RECORD
 from fedad_components.records import RoundRecord
 from fedad_components.wire import REASON_HEADER, TaskMeta, parse_reason
@@ -174,9 +174,9 @@ class FedADController(ScatterAndGather):
     ) -> bool:
         code = result.get_return_code()
         if code != ReturnCode.OK:
-            # A site's free text is not repeated in the server's log: only a reason from the vocabulary is.
+            # A site's free text is not repeated in the server's log: only a known code and reason are.
             reason = parse_reason(result.get_header(REASON_HEADER))
-            why = f"the site reports {code}" + (f" ({reason.value})" if reason else "")
+            why = f"the site reports {known_code(code)}" + (f" ({reason.value})" if reason else "")
             self.aggregator.refuse(client_name, why, fl_ctx)
             return False
         fl_ctx.set_prop(SENDER_PROP, client_name, private=True, sticky=False)

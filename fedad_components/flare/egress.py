@@ -13,11 +13,10 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
-from fedad_components.flare.context import configuration, data_kind, read_dxo
+from fedad_components.flare.context import configuration, data_kind, known_code, read_dxo
 from fedad_components.flare.site import SitePaths, SitePolicy
-from fedad_components.wire import REASON_HEADER, ResultMeta, parse_meta, parse_reason
+from fedad_components.wire import REASON_HEADER, ResultMeta, parse_meta, parse_reason, shown
 
-_RETURN_CODES = {value for name, value in vars(ReturnCode).items() if name.isupper()}
 _RESULT_HEADERS = {ReservedHeaderKey.CONTENT_TYPE, ReservedHeaderKey.RC}
 _RESULT_KEYS = {ReservedHeaderKey.HEADERS, "DXO"}
 _DXO_KEYS = {"kind", "data", "meta"}
@@ -47,12 +46,15 @@ class StrictEgress(Filter):
         try:
             tensors, meta = self._checked(shareable, fl_ctx)
         except ValueError as error:
-            self.log_error(fl_ctx, f"StrictEgress refused a result: {error}. Nothing left this site")
+            # Not as an event: FLARE would keep it for the console's `show_errors`.
+            self.log_error(fl_ctx, f"StrictEgress refused a result: {error}. Nothing left this site", fire_event=False)
             raise EgressRefused(str(error)) from None
         return DXO(data_kind(configuration(fl_ctx)), tensors, meta.model_dump(mode="json")).to_shareable()
 
     def _checked(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[dict[str, Any], ResultMeta]:
         # FLARE builds this filter in the site's parent process too, where nothing is filtered: torch stays out of it.
+        import torch
+
         from fedad_components.fedsd.state import wire_spec
         from fedad_components.tensors import check_tensors, payload_bytes, wire_dtype
 
@@ -68,17 +70,22 @@ class StrictEgress(Filter):
         _only(shareable.get("DXO") or {}, _DXO_KEYS, "DXO field")
         dxo = read_dxo(shareable, data_kind(config))
         meta = parse_meta(ResultMeta, dxo.meta)
-        check_tensors(dxo.data, wire_spec(config), wire_dtype(config))
+        if meta.config_digest != config.digest():
+            raise EgressRefused("config_digest is not that of this job's configuration")
+        if meta.round >= config.federation.rounds:
+            raise EgressRefused(f"round is beyond federation.rounds {config.federation.rounds}")
+        spec = wire_spec(config)
+        check_tensors(dxo.data, spec, wire_dtype(config))
         self.log_info(
             fl_ctx,
             f"StrictEgress passes round {meta.round}: {len(dxo.data)} tensors, {payload_bytes(dxo.data)} bytes, meta "
             f"{', '.join(ResultMeta.model_fields)}",
         )
-        return dxo.data, meta
+        return {name: dxo.data[name].detach().clone(memory_format=torch.contiguous_format) for name in spec}, meta
 
     @staticmethod
     def _error_reply(code: Any, shareable: Shareable) -> Shareable:
-        reply = make_reply(code if isinstance(code, str) and code in _RETURN_CODES else ReturnCode.ERROR)
+        reply = make_reply(known_code(code))
         if reason := parse_reason(shareable.get_header(REASON_HEADER)):
             reply.set_header(REASON_HEADER, reason.value)
         return reply
@@ -88,4 +95,4 @@ def _only(mapping: Any, allowed: set[str], what: str) -> None:
     if not isinstance(mapping, dict):
         raise EgressRefused(f"expected {what}s in a dict, got {type(mapping).__name__}")
     if unknown := sorted(str(key) for key in mapping.keys() - allowed):
-        raise EgressRefused(f"unexpected {what} {unknown[0]!r}; allowed: {', '.join(sorted(allowed))}")
+        raise EgressRefused(f"unexpected {what} {shown(unknown[0])}; allowed: {', '.join(sorted(allowed))}")

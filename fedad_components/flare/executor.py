@@ -63,6 +63,9 @@ class FedADExecutor(Executor):
             return self._failure(Reason.TASK_REFUSED, error, fl_ctx)
         except SiteError as error:
             return self._failure(Reason.POLICY_REFUSED, error, fl_ctx)
+        except Exception as error:
+            self.log_exception(fl_ctx, "unexpected")  # with its traceback
+            return self._failure(Reason.TRAINING_FAILED, error, fl_ctx)
 
     def _checked(self, shareable: Shareable) -> tuple[TaskMeta, dict[str, torch.Tensor]]:
         """The task's meta and theta^t in float32.
@@ -149,5 +152,6 @@ class FedADExecutor(Executor):
         return self._worker
 
     def _failure(self, reason: Reason, error: Exception, fl_ctx: FLContext) -> Shareable:
-        self.log_error(fl_ctx, f"task not trained ({reason.value}): {error}")
+        # Not as an event: FLARE would keep it for the console's `show_errors`, and it may name paths.
+        self.log_error(fl_ctx, f"task not trained ({reason.value}): {error or type(error).__name__}", fire_event=False)
         return make_reply(ReturnCode.EXECUTION_EXCEPTION, {REASON_HEADER: reason.value})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedad_components.wire import Reason, ResultMeta, TaskMeta, WireError, parse_meta, parse_reason
+from fedad_components.wire import Reason, ResultMeta, TaskMeta, WireError, parse_meta, parse_reason, shown
 
 RESULT = {
     "config_digest": "0" * 64,
@@ -35,9 +35,18 @@ def test_meta_of_a_result_is_strict(change: dict, key: str) -> None:
 
 def test_meta_of_a_result_needs_its_sample_count() -> None:
     meta = {key: value for key, value in RESULT.items() if key != "n_samples"}
-    with pytest.raises(WireError, match="n_samples: Field required"):
+    with pytest.raises(WireError, match="'n_samples': Field required"):
         parse_meta(ResultMeta, meta)
     assert parse_meta(ResultMeta, RESULT).n_samples == 5
+
+
+def test_what_the_other_side_names_cannot_forge_a_line_or_fill_the_log() -> None:
+    keys = {f"2026-11-30 ERROR forged\n{number}" + "x" * 10_000: 1 for number in range(1000)}
+    with pytest.raises(WireError, match="and 995 more") as refused:
+        parse_meta(ResultMeta, {**RESULT, **keys})
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
+    assert shown("bn1.bias") == "'bn1.bias'"
 
 
 @pytest.mark.parametrize("lambda_t", [float("nan"), float("inf"), -0.1, "0.5"])

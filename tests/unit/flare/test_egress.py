@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
@@ -21,6 +21,7 @@ from fedad_components.flare import egress
 from fedad_components.flare.context import set_configuration
 from fedad_components.flare.egress import EgressRefused, StrictEgress
 from fedad_components.flare.site import SitePaths, SitePolicy
+from fedad_components.records import Losses
 from fedad_components.wire import REASON_HEADER
 
 CONFIG = FedADConfig.parse({"model": {"image_size": 32}})
@@ -150,6 +151,63 @@ def test_anything_else_is_refused_by_name(
         StrictEgress().process(shareable, context())
     assert "Nothing left this site" in caplog.text
     assert PATIENT not in caplog.text
+
+
+def another_digest(shareable: Shareable) -> None:
+    shareable["DXO"]["meta"]["config_digest"] = "0" * 64
+
+
+def no_such_round(shareable: Shareable) -> None:
+    shareable["DXO"]["meta"]["round"] = 2**62
+
+
+def unchecked_losses(shareable: Shareable) -> None:
+    shareable["DXO"]["meta"]["losses"] = Losses.model_construct(**LOSSES | {"total": PATIENT})
+
+
+@pytest.mark.parametrize(
+    ("smuggle", "named"), [(another_digest, "digest"), (no_such_round, "round"), (unchecked_losses, "losses.total")]
+)
+def test_an_allowed_place_holds_nothing_but_its_own_kind_of_value(
+    site: SitePaths, smuggle: Callable[[Shareable], None], named: str
+) -> None:
+    shareable = result()
+    smuggle(shareable)
+    with pytest.raises(EgressRefused, match=named):
+        StrictEgress().process(shareable, context())
+
+
+def test_a_view_leaves_without_the_storage_behind_it(site: SitePaths) -> None:
+    shareable = result()
+    private = torch.arange(1000.0)
+    shareable["DXO"]["data"]["bn1.bias"] = private[:64]
+    shareable["DXO"]["data"]["bn1.weight"] = torch.ones(64, 2)[:, 0]  # not contiguous: safetensors would refuse it
+    sent = from_shareable(StrictEgress().process(shareable, context())).data
+    assert torch.equal(sent["bn1.bias"], private[:64])
+    assert sent["bn1.bias"].untyped_storage().nbytes() == 64 * 4
+    assert all(tensor.is_contiguous() for tensor in sent.values())
+    assert list(sent) == list(initial_state(CONFIG))
+
+
+class Engine:
+    """Of FLARE's engine, what fires events."""
+
+    def __init__(self) -> None:
+        self.fired: list[str] = []
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        self.fired.append(event_type)
+
+
+def test_what_was_refused_is_no_event_that_the_console_could_ask_for(site: SitePaths) -> None:
+    """FLARE keeps error events for `show_errors`, which any role that may view can run."""
+    engine, fl_ctx = Engine(), context()
+    fl_ctx.set_prop(ReservedKey.ENGINE, engine, private=True)
+    shareable = result()
+    extra_key(shareable)
+    with pytest.raises(EgressRefused):
+        StrictEgress().process(shareable, fl_ctx)
+    assert engine.fired == []
 
 
 def test_a_result_of_another_executor_is_refused(site: SitePaths) -> None:

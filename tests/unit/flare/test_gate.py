@@ -88,6 +88,14 @@ def test_a_bad_update_is_refused_by_name_and_leaves_no_trace(
         torch.testing.assert_close(tensor, THETA[name] + 2.5, rtol=1e-6, atol=1e-5)
 
 
+def test_a_check_that_fails_itself_costs_one_site_only(gate: FedADAggregator) -> None:
+    """FLARE ends a round for all sites when the callback that takes a result raises."""
+    assert not offer(gate, "b", update(bn1__bias=torch.ones(64, device="meta")))  # has no values to look at
+    assert offer(gate, "a", update(1.0))
+    assert gate.round is not None
+    assert "the check of it failed" in gate.round.refused["b"]
+
+
 def test_every_expected_tensor_is_averaged_and_nothing_else(gate: FedADAggregator) -> None:
     offer(gate, "a", update(1.0))
     assert {name: tuple(tensor.shape) for name, tensor in mean(gate).items()} == wire_spec(CONFIG)
