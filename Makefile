@@ -48,7 +48,7 @@ test: $(STAMP) ## every test (real image files are read from $FEDAD_DATA where i
 	$(BIN)/python -m pytest $(ARGS)
 
 test-fast: $(STAMP) ## the tests that start no process
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit -m "not slow"
 
 check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .

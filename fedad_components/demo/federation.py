@@ -68,7 +68,7 @@ class Federation:
             raise FederationError(f"{self.work_dir}: FLARE cannot start jobs in a folder with a space in its path")
         self.sites = tuple(sites)
         self._id = uuid.uuid4().hex
-        self._env = {**os.environ, "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "30"}
+        self._env = {**os.environ, "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10"}
         self._env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), self._env.get("PATH", os.defpath)])
         if threads:
             self._env["OMP_NUM_THREADS"] = str(threads)

@@ -57,6 +57,7 @@ class _Site:
         self._store.lock()
         data_set = Catalogue.load(request.fields["catalogue"]).data_set(config.federation.data_set)
         cached = ingest(data_set, request.fields["cache_dir"], cache_side(config.model.image_size))
+        logger.info("data set %s: %s", data_set.id, cached.account.summary())
         self._trainer = LocalTrainer(config, cached.images, request.fields["site"])
         self.n_samples = len(cached.images)
 
