@@ -41,7 +41,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## a federation of four hospitals on this machine; replaces demo-out/ and writes its report there
-	@rm -rf demo-out
+	@[ "$(DEMO_OUT)" != demo-out ] || rm -rf demo-out
 	$(BIN)/fedad demo --out "$(DEMO_OUT)" $(DEMO_ARGS)
 
 test: $(STAMP) ## every test (real image files are read from $FEDAD_DATA where it is set)
