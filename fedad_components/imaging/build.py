@@ -18,8 +18,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from fedad_components.files import write_atomic
 from fedad_components.imaging.account import FileRecord, Reason
-from fedad_components.imaging.cache import CacheWriter, Index, write_private
+from fedad_components.imaging.cache import CacheWriter, Index
 from fedad_components.imaging.catalogue import CatalogueError, DataSet
 from fedad_components.imaging.decoding import Decoder
 from fedad_components.imaging.readers import own_reader
@@ -144,7 +145,7 @@ def main() -> None:
     except Exception as error:
         # An exception's text may hold a file name; its class and the system's own words do not.
         with contextlib.suppress(OSError):
-            write_private(trace, traceback.format_exc().encode("utf-8", "surrogateescape"))
+            write_atomic(trace, traceback.format_exc().encode("utf-8", "surrogateescape"))
         problem = ": ".join(filter(None, (type(error).__name__, getattr(error, "strerror", None))))
         print(json.dumps({"error": problem}), file=report, flush=True)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fedad_components.files import write_atomic
 from fedad_components.imaging.account import Account, FileRecord, Reason
 from fedad_components.imaging.catalogue import CACHE_FORMAT, DataSet
 
@@ -210,23 +211,13 @@ class CacheWriter:
         name = hashlib.sha256(f"{self.definition}\n{content}".encode("ascii")).hexdigest()[:16]
         index = Index(self.definition, self.side, f"images-{name}.npy", self.ignored, self.done)
         os.replace(self.building / "images", self.folder / index.images)
-        write_private(self.folder / "files.csv", _files_csv(self.done))
-        write_private(self.folder / "index.json", json.dumps(_index_json(index)).encode("ascii"))
+        write_atomic(self.folder / "files.csv", _files_csv(self.done))
+        write_atomic(self.folder / "index.json", json.dumps(_index_json(index)).encode("ascii"))
         for old in self.folder.glob("images-*.npy"):
             if old.name != index.images:
                 old.unlink()
         shutil.rmtree(self.building)
         return index
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a 0600 file that appears complete or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
 
 
 def _index_json(index: Index) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fedad_components.files import make_private_dir
 from fedad_components.imaging.account import DataRefused
 from fedad_components.imaging.cache import CachedImages, CacheMissing, Index, cache_folder, images_of
 from fedad_components.imaging.catalogue import CatalogueError, DataSet
@@ -52,7 +53,7 @@ def ingest(
     data_set.rows()  # a wrong table must not show only after hours of decoding
     try:
         for private in (folder.parent, folder):
-            private.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_dir(private)
         folder.chmod(0o700)
         with _locked(folder / "lock") as lock:
             listing = list_files(data_set)

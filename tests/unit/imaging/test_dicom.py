@@ -14,25 +14,12 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate, generate_frames
 from pydicom.pixels import apply_modality_lut, apply_windowing, iter_pixels
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+from reading import frames, reason
 
 from fedad_components.imaging.account import Reason
-from fedad_components.imaging.catalogue import DataSet
 from fedad_components.imaging.dicom import DicomReader
-from fedad_components.imaging.readers import Unusable, read_frames
 
 RNG = np.random.default_rng(0)
-
-
-def frames(path: Path, **keys: object) -> list[np.ndarray]:
-    found = list(read_frames(path, DataSet.model_validate({"id": "x", "folder": "/"} | keys)))
-    assert all(frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 for frame in found)
-    return found
-
-
-def reason(path: Path, **keys: object) -> Reason:
-    with pytest.raises(Unusable) as caught:
-        frames(path, **keys)
-    return caught.value.reason
 
 
 def write(path: Path, pixels: np.ndarray, **tags: Any) -> Path:
