@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import queue
 import signal
 import subprocess
@@ -17,7 +19,9 @@ from typing import Any, BinaryIO
 import torch
 
 from fedad_components.wire import Reason
-from fedad_components.worker.protocol import Message, receive, send
+from fedad_components.worker.protocol import Message, ProtocolError, frame, receive
+
+logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 5.0
@@ -101,20 +105,18 @@ class TrainingProcess:
         process, self._process = self._process, None
         if process is None:
             return
+        for end in (process.terminate, process.kill):
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SECONDS)
+                break
         with contextlib.suppress(OSError):
             process.stdin.close()  # type: ignore[union-attr]
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
     def _start(self) -> None:
         self.stop()
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log_file, "ab") as log:
+        with open(os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fedad_components.worker"],
                 stdin=subprocess.PIPE,
@@ -126,11 +128,9 @@ class TrainingProcess:
         self._send(Message("start", asdict(self.settings)))
 
     def _send(self, message: Message) -> None:
+        # In the background: a child that has stopped reading would hold up deadline and abort too.
         assert self._process is not None
-        try:
-            send(self._process.stdin, message)  # type: ignore[arg-type]
-        except OSError:
-            raise self._death() from None
+        threading.Thread(target=_push, args=(self._process.stdin, frame(message)), daemon=True).start()
 
     def _await(
         self,
@@ -167,10 +167,14 @@ class TrainingProcess:
 
     def _death(self) -> TrainingError:
         assert self._process is not None
-        self._process.wait()
-        code = self._process.returncode
+        process = self._process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+        code = process.poll()
         self.stop()
-        if code < 0:
+        if code is None:
+            cause = "sent something else than a message, and was ended"
+        elif code < 0:
             cause = f"killed by {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
                 cause += ", which is what the system does when memory runs out: lower training.batch_size"
@@ -179,7 +183,17 @@ class TrainingProcess:
         return TrainingError(Reason.WORKER_DIED, f"the training process {cause}; its log is {self.log_file}")
 
 
+def _push(stream: BinaryIO, content: bytes) -> None:
+    with contextlib.suppress(OSError):  # that the child is gone is noticed where its reply is awaited
+        stream.write(content)
+        stream.flush()
+
+
 def _pump(stream: BinaryIO, replies: queue.Queue[Message | None]) -> None:
-    while (message := receive(stream)) is not None:
-        replies.put(message)
-    replies.put(None)
+    try:
+        while (message := receive(stream)) is not None:
+            replies.put(message)
+    except (ProtocolError, MemoryError) as error:
+        logger.error("reply of the training process: %s", error)
+    finally:
+        replies.put(None)
