@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedad_components.cli.messages import complain
+
 app = typer.Typer(no_args_is_help=True, help="Show and check experiment configurations.")
 
 _console = Console()
-_errors = Console(stderr=True)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="JSON file with the settings that differ from the defaults.")
@@ -33,7 +34,7 @@ def read_config(path: Path | None, settings: list[str] | None) -> Any:
             _apply(data, setting)
         return FedADConfig.parse(data)
     except ConfigError as error:
-        _errors.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        complain(error)
         raise typer.Exit(1) from None
 
 
@@ -61,13 +62,13 @@ def show(config: ConfigFile = None, settings: Settings = None) -> None:
     _console.print_json(data=read_config(config, settings).to_json())
 
 
-@app.command()
+@app.command(epilog="Example:  fedad config digest --config experiment.json")
 def digest(config: ConfigFile = None, settings: Settings = None) -> None:
     """Print the SHA-256 that server and sites compare in every round."""
     _console.print(read_config(config, settings).digest(), highlight=False)
 
 
-@app.command()
+@app.command(epilog="Example:  fedad config docs > docs/configuration.md")
 def docs() -> None:
     """Print the reference of all settings as Markdown (docs/configuration.md)."""
     from fedad_components.config_docs import render_markdown

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
+from fedad_components.cli.messages import complain
 from fedad_components.config import ModelConfig
 from fedad_components.imaging.account import MEANING, Account, DataRefused
 from fedad_components.imaging.cache import cache_folder, cache_side
@@ -161,7 +161,7 @@ def _print(outcome: dict[str, Any], as_json: bool) -> None:
             f"Each file and its reason, for the site's own staff: {outcome['details']}", soft_wrap=True, markup=False
         )
     if outcome["refused"]:
-        _complain("refused", outcome["refused"])
+        complain(outcome["refused"], "refused")
         raise typer.Exit(REFUSED)
 
 
@@ -174,9 +174,5 @@ def _bar(name: str) -> Iterator[Any]:
 
 
 def _fail(message: str) -> NoReturn:
-    _complain("error", message)
+    complain(message)
     raise typer.Exit(UNUSABLE)
-
-
-def _complain(what: str, message: str) -> None:
-    Console(stderr=True).print(Text.assemble((f"{what}: ", "red"), message), soft_wrap=True)

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedad_components.cli.messages import complain
+
 EPILOG = (
     "Examples:  fedad demo --out demo-out  |  "
     "FEDAD_DATA=/data fedad demo --out wbc-out --data wbc --rounds 10 --image-size 96"
@@ -29,10 +31,13 @@ def demo(
 ) -> None:
     """Run a federation here: a server, four hospitals and an operator, as real FLARE processes over mutual TLS.
 
-    Provisions the kits, registers each hospital's images, submits the job with the operator's kit, shows its progress,
-    downloads the result, probes the extractor on a hospital that no client has seen, writes summary.json, report.html
-    and extractor.safetensors, and stops everything, also on Ctrl-C. Needs no network. The default takes minutes on
-    2 cores.
+    Provisions the kits, registers each hospital's images, submits the job
+    with the operator's kit, shows its progress, downloads the result and
+    probes the extractor on a hospital that took no part in training.
+
+    Writes summary.json, report.html and extractor.safetensors, and stops
+    everything, also on Ctrl-C. Needs no network. The default takes a few
+    minutes on 2 cores.
     """
     from fedad_components.demo.run import DemoError, DemoOptions, run_demo
 
@@ -43,7 +48,7 @@ def demo(
         options = DemoOptions(out, data, rounds, image_size, seed, Path(root) / "wbc" if root else None)
         summary = run_demo(options, _console)
     except DemoError as error:
-        _console.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        complain(error)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         _console.print("interrupted: every process of the demo is stopped")

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fedad_components.cli.config import ConfigFile, Settings, read_config
+from fedad_components.cli.messages import complain
 
 app = typer.Typer(no_args_is_help=True, help="Write the job that an operator submits.")
 
@@ -30,13 +31,13 @@ def export(
     settings: Settings = None,
     force: Annotated[bool, typer.Option(help="Replace a job's folder that exists.")] = False,
 ) -> None:
-    """Write OUT/NAME: JSON files only, no code. Submit it with ``submit_job`` in FLARE's console."""
+    """Write OUT/NAME: JSON files only, no code. Submit it with submit_job in FLARE's console."""
     parsed = read_config(config, settings)
     from fedad_components.flare.recipe import FedADRecipe, export_job
 
     target = out / name
     if target.exists() and not force:
-        _console.print(f"[red]error:[/] {target} exists: use --force, or another --out or --name", highlight=False)
+        complain(f"{target} exists: use --force, or another --out or --name")
         raise typer.Exit(1)
     export_job(FedADRecipe(parsed, name=name), out)
     _console.print(

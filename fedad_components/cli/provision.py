@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from fedad_components.cli.messages import complain
 from fedad_components.resources import resource_dir
 
 app = typer.Typer(no_args_is_help=True, help="Make, harden and check startup kits.")
@@ -24,13 +25,15 @@ _GOES_TO = {
 
 
 def _fail(error: object) -> typer.Exit:
-    _console.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+    complain(error)
     return typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog="Example:  fedad provision init consortium")
 def init(
-    directory: Annotated[Path, typer.Argument(help="Folder to write provisioning/ and custom/ into.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder to write provisioning/ and custom/ into.")
+    ],
     force: Annotated[bool, typer.Option(help="Overwrite files that exist.")] = False,
 ) -> None:
     """Write the provisioning project and the templates for a site's own code."""
@@ -52,14 +55,14 @@ def init(
     _console.print(f"Next: edit {project}, then run: fedad provision kits {project}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="Example:  fedad provision kits consortium/provisioning/project.yml --out workspace")
 def kits(
-    project: Annotated[Path, typer.Argument(help="Project file, such as provisioning/project.yml.")],
+    project: Annotated[Path, typer.Argument(metavar="PROJECT", help="Project file, such as provisioning/project.yml.")],
     out: Annotated[Path, typer.Option(help="Folder for the kits and for every private key: keep it private.")] = Path(
         "workspace"
     ),
 ) -> None:
-    """Provision centrally, as `nvflare provision` does, and say whom each kit goes to."""
+    """Provision centrally, as nvflare provision does, and say whom each kit goes to."""
     from fedad_components.flare.provision import KitError, provision, read_project
 
     try:
@@ -81,9 +84,9 @@ def kits(
     )
 
 
-@app.command()
+@app.command(epilog="Example:  fedad provision harden /opt/fedad/hospital-a")
 def harden(
-    kit: Annotated[Path, typer.Argument(help="Startup kit: the folder that holds startup/ and local/.")],
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="Startup kit: the folder that holds startup/ and local/.")],
 ) -> None:
     """Apply FedAD's policy to a kit, in place: for one made without FedADBuilder, or after an update."""
     from fedad_components.flare.provision import KitError
@@ -96,9 +99,12 @@ def harden(
     _console.print(f"{kit}: hardened ({kind})", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(
+    epilog="Example:  fedad provision check /opt/fedad/hospital-a\n\n"
+    "Exit codes: 0 every line is ok; 1 a line says no, or KIT is no kit."
+)
 def check(
-    kit: Annotated[Path, typer.Argument(help="Startup kit: the folder that holds startup/ and local/.")],
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="Startup kit: the folder that holds startup/ and local/.")],
     network: Annotated[bool, typer.Option(help="Also connect to the server.")] = True,
 ) -> None:
     """Look at a kit before starting it: certificate, policy, catalogue, server. Changes nothing."""
