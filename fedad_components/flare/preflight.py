@@ -137,8 +137,9 @@ def _privacy(kit: Path) -> Finding:
 
 
 def _last_filter_is_strict(scope: dict[str, Any]) -> bool:
+    """Also that it filters what goes *out*: FLARE's default, which a ``direction`` would override."""
     filters = scope.get("task_result_filters") or [{}]
-    return bool(filters[-1].get("path") == STRICT_EGRESS)
+    return filters[-1].get("path") == STRICT_EGRESS and filters[-1].get("direction", "out") in ("out", "inout")
 
 
 def _custom_code(kit: Path) -> Finding:

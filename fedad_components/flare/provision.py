@@ -21,6 +21,7 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.spec import Builder, Project, ProvisionContext
 
+from fedad_components.config import check_name
 from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
 from fedad_components.flare.egress import StrictEgress
@@ -72,7 +73,8 @@ def harden(kit: str | Path) -> Kind:
 
     Everybody: mutual TLS, private keys 0600, folders 0700. Server and sites: signed jobs only, exact class allow list,
     authorization policy, no log streaming, a private folder. Server: storage in the kit. Sites: StrictEgress in the
-    privacy policy, an empty catalogue and the policy template (existing ones are kept).
+    privacy policy, last behind the site's own filters; an empty catalogue and the policy template (existing ones are
+    kept).
 
     FLARE reads ``resources.json`` and ``authorization.json`` only where they exist, and else their ``.default``; it
     runs *without* any authorization when both are missing. So the defaults are what is rewritten.
@@ -100,7 +102,9 @@ def harden(kit: str | Path) -> Kind:
         site = SitePaths.of_kit(kit).create()  # the server's holds its experiments
     if kind == "client":
         make_private_dir(local / "custom")  # FLARE searches it only if it is there when the site starts
-        write_atomic(local / "privacy.json", _as_json(privacy_policy()))
+        if not (local / "privacy.json").exists():
+            write_atomic(local / "privacy.json", _as_json(privacy_policy()))
+        _edit_json(local / "privacy.json", _strict_egress_last)
         for path in (site.catalogue, site.policy):
             if not path.exists():
                 write_atomic(path, _template(path.name))
@@ -123,6 +127,15 @@ def privacy_policy() -> dict[str, Any]:
     """
     scope = {"name": PRIVACY_SCOPE, "properties": {}, "task_result_filters": [{"path": STRICT_EGRESS, "args": {}}]}
     return {"scopes": [scope], "default_scope": PRIVACY_SCOPE}
+
+
+def _strict_egress_last(policy: dict[str, Any]) -> None:
+    """Put StrictEgress behind the filters that the site has added; those stay."""
+    for scope in policy["scopes"]:
+        others = [item for item in scope.get("task_result_filters", []) if item["path"] != STRICT_EGRESS]
+        scope["task_result_filters"] = [*others, {"path": STRICT_EGRESS, "args": {}}]
+    if policy["default_scope"] not in [scope["name"] for scope in policy["scopes"]]:
+        raise ValueError(f"default_scope {policy['default_scope']!r} is none of its scopes")
 
 
 def _startup(kind: Kind, startup: dict[str, Any]) -> None:
@@ -234,11 +247,12 @@ def provision(project: dict[str, Any], workspace: str | Path) -> Path:
         KitError: with what FLARE says is wrong.
     """
     definition = copy.deepcopy(project)  # FLARE writes into it
-    make_private_dir(workspace)
     try:
+        check_name(str(project["name"]), "project name")  # it becomes a folder below the workspace
+        make_private_dir(workspace)
         provisioner = Provisioner(str(workspace), prepare_builders(definition))
         ctx = provisioner.provision(prepare_project(definition), logger=logging.getLogger(__name__))
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise KitError(f"project {project['name']!r}: {error}") from error
     if ctx.get(CtxKey.BUILD_ERROR):
         raise KitError(f"project {project['name']!r}: " + "; ".join(ctx.get_errors()))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedad_components.cli.provision import app
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
 from fedad_components.flare.preflight import check
-from fedad_components.flare.provision import KitError, harden, provision, read_project
+from fedad_components.flare.provision import STRICT_EGRESS, KitError, harden, provision, read_project
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
 from fedad_components.resources import resource_dir
 
@@ -186,6 +186,9 @@ def test_preflight_finds_each_weakening(site: Path, kits: Path, tmp_path: Path) 
     finds("egress")
     (local / "privacy.json").unlink()
     finds("egress")
+    inwards = [{"path": STRICT_EGRESS, "args": {}, "direction": "in"}]  # then nothing that leaves is filtered
+    _edit(local / "privacy.json", scopes=[{"name": "fedad", "task_result_filters": inwards}])
+    finds("egress")
     _edit(startup / "fed_client.json", require_signed_jobs=False)
     finds("signed jobs")
     _edit(startup / "fed_client.json", client={"connection_security": "tls"})
@@ -196,6 +199,33 @@ def test_preflight_finds_each_weakening(site: Path, kits: Path, tmp_path: Path) 
     finds("private key")
     (local / "fedad" / "policy.yaml").write_text("allow_head: true\n", encoding="utf-8")
     finds("site policy")
+
+
+def test_hardening_again_keeps_a_sites_own_filters_before_strict_egress(kits: Path, tmp_path: Path) -> None:
+    kit = tmp_path / SITE
+    shutil.copytree(kits / SITE, kit)
+    privacy = kit / "local" / "privacy.json"
+    own, strict = {"path": "hold_filter.HoldFilter", "args": {}}, {"path": STRICT_EGRESS, "args": {}}
+    for filters in ([own, strict], [strict, own], [own]):
+        _edit(privacy, scopes=[{"name": "fedad", "properties": {}, "task_result_filters": filters}])
+        harden(kit)
+        assert _json(privacy)["scopes"][0]["task_result_filters"] == [own, strict]
+    _edit(privacy, default_scope="another")
+    with pytest.raises(KitError, match="'another' is none of its scopes"):
+        harden(kit)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "", "a/b"])
+def test_a_projects_name_cannot_lead_out_of_the_workspace(tmp_path: Path, name: str) -> None:
+    with pytest.raises(KitError, match="project name"):
+        provision(read_project() | {"name": name}, tmp_path / "workspace")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workspace_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(KitError, match="file"):
+        provision(read_project(), tmp_path / "file" / "workspace")
 
 
 @pytest.mark.parametrize("text", ["allow_head: true", "allow_aggregated_head: perhaps", "- 1", "a: [", "\x00"])
