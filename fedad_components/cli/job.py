@@ -39,7 +39,14 @@ def export(
     if target.exists() and not force:
         complain(f"{target} exists: use --force, or another --out or --name")
         raise typer.Exit(1)
-    export_job(FedADRecipe(parsed, name=name), out)
+    if target.exists() and not (target / "meta.json").is_file():
+        complain(f"{target} holds something else than a job (no meta.json): not replaced; use another --out or --name")
+        raise typer.Exit(1)
+    try:
+        export_job(FedADRecipe(parsed, name=name), out)
+    except (ValueError, OSError) as error:
+        complain(error)
+        raise typer.Exit(1) from None
     _console.print(
         f"{target}\nexperiment {parsed.federation.experiment}, data set {parsed.federation.data_set}, "
         f"{parsed.federation.rounds} rounds, configuration {parsed.digest()[:12]}…\n"

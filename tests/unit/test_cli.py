@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,3 +39,23 @@ def test_help_has_a_sentence_an_example_and_explains_each_option(words: str) -> 
 def test_messages_are_text_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     complain("kits/[red]a[/tmp]: no kit")
     assert capsys.readouterr().err == "error: kits/[red]a[/tmp]: no kit\n"
+
+
+def test_export_replaces_a_job_and_nothing_else(tmp_path: Path) -> None:
+    export = ["job", "export", "--out", str(tmp_path), "--name", "diary"]
+    assert CliRunner().invoke(app, export).exit_code == 0
+    assert CliRunner().invoke(app, export).exit_code == 1
+    assert CliRunner().invoke(app, [*export, "--force"]).exit_code == 0
+    (tmp_path / "diary" / "meta.json").rename(tmp_path / "diary" / "today.txt")
+    refused = CliRunner().invoke(app, [*export, "--force"])
+    assert refused.exit_code == 1
+    assert "something else than a job" in refused.output
+    assert (tmp_path / "diary" / "today.txt").exists()
+
+
+@pytest.mark.parametrize(("out", "name"), [("file", "job"), (".", "..")])
+def test_export_says_why_it_cannot_write(tmp_path: Path, out: str, name: str) -> None:
+    (tmp_path / "file").touch()
+    refused = CliRunner().invoke(app, ["job", "export", "--out", str(tmp_path / out), "--name", name, "--force"])
+    assert refused.exit_code == 1
+    assert "error: " in refused.output
