@@ -17,9 +17,11 @@ class LockedError(RuntimeError):
 
 
 def make_private_dir(path: str | Path) -> Path:
-    """Create a folder, with its parents, that only its owner may enter (0700)."""
+    """Create a folder that only its owner may enter (0700), and its parents likewise; what exists is left as it is."""
     path = Path(path)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.is_dir():
+        make_private_dir(path.parent)  # mkdir(parents=True) would leave those open to everybody
+        path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fedad_components.files import make_private_dir
+
 FILE_NAME = "rounds.jsonl"
 
 
@@ -58,7 +60,7 @@ class RoundRecord(BaseModel):
     phase: Literal["exploration", "enforcement"] = Field(description="phase that ATSA reports after this round")
     losses: dict[str, Losses] = Field(description="participant -> losses of its last local epoch")
     n_samples: dict[str, Count] = Field(description="participant -> images it trained on, its weight in the mean")
-    bytes: dict[str, Count] = Field(description="site -> bytes of the tensors that it sent, refused ones included")
+    bytes: dict[str, Count] = Field(description="participant -> bytes of the tensors that it sent")
     seconds: NonNegative = Field(description="wall-clock time from the first task sent to the new global model")
 
     @model_validator(mode="after")
@@ -85,8 +87,8 @@ class RecordsError(ValueError):
 def append_record(path: str | Path, record: RoundRecord) -> None:
     """Append one line and flush it to the disk; half a line that a crash left at the end is removed first."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
+    make_private_dir(path.parent)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as file:
         file.seek(0)
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)

@@ -46,6 +46,9 @@ def test_tensors_round_trip(tmp_path: Path) -> None:
 
 def test_a_private_folder_is_private(tmp_path: Path) -> None:
     assert make_private_dir(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(FileExistsError):
+        make_private_dir(__file__)
 
 
 def test_a_lock_excludes_another_process_until_its_holder_dies(tmp_path: Path) -> None:
