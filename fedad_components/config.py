@@ -33,7 +33,11 @@ class _Section(BaseModel):
 class InitialWeights(_Section):
     """Weights that every site starts from, as a file that the consortium supplies to the server."""
 
-    file: str = Field(description="safetensors file on the server, with torchvision's ResNet-18 names")
+    file: str = Field(
+        pattern=NAME_PATTERN,
+        description="name of a safetensors file in the server's `local/fedad/`, with torchvision's ResNet-18 names; no "
+        "path, so that a job cannot ask about other files",
+    )
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of that file; another file is refused")
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from fedad_components.config import FedADConfig
+from fedad_components.config import ConfigError, FedADConfig
 from fedad_components.fedsd import state as states
 from fedad_components.fedsd.model import build_extractor, build_head
 
@@ -169,6 +169,13 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         states.initial_state(wrong, tmp_path)
     with pytest.raises(states.StateError, match="cannot be read"):
         states.initial_state(configuration(image_size=96, initial_weights=weights), tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("file", ["../startup/server.key", "/etc/passwd", "folder/w", "", ".hidden"])
+def test_a_job_names_no_path(file: str) -> None:
+    """Else a lead's job could ask the server which files it has, and for their SHA-256."""
+    with pytest.raises(ConfigError, match=r"model\.initial_weights\.file"):
+        FedADConfig.parse({"model": {"initial_weights": {"file": file, "sha256": "0" * 64}}})
 
 
 def test_imagenet_stem_is_refused_for_small_views(tmp_path: Path) -> None:
