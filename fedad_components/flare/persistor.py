@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
@@ -56,6 +57,8 @@ class FedADPersistor(ModelPersistor):
                 f"experiment {config.federation.experiment!r} resumes at round "
                 f"{saved.next_round} with lambda_t = {saved.atsa.get('lambda_t')}",
             )
+            # The job that finished those rounds may have died before its operator could download them.
+            self._write_results(saved.theta, saved.next_round, fl_ctx)
             return make_model_learnable(saved.theta, {NEXT_ROUND: saved.next_round, ATSA_STATE: saved.atsa})
         theta = initial_state(config, site.root)
         return make_model_learnable(theta, {NEXT_ROUND: 0, ATSA_STATE: None})
@@ -71,7 +74,13 @@ class FedADPersistor(ModelPersistor):
         record: RoundRecord = meta[RECORD]
         append_record(folder / records.FILE_NAME, record)
         Checkpoint(theta, meta[NEXT_ROUND], meta[ATSA_STATE], config.identity()).save(folder / checkpoint.FILE_NAME)
+        self._write_results(theta, meta[NEXT_ROUND], fl_ctx)
+
+    @staticmethod
+    def _write_results(theta: dict[str, torch.Tensor], next_round: int, fl_ctx: FLContext) -> None:
+        config = configuration(fl_ctx)
+        folder = SitePaths.from_context(fl_ctx).experiment(config.federation.experiment)
         results = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS_DIR
         results.mkdir(exist_ok=True)
         write_atomic(results / records.FILE_NAME, (folder / records.FILE_NAME).read_bytes())
-        save_extractor(results / EXTRACTOR_FILE, theta, config, {"rounds": str(meta[NEXT_ROUND])})
+        save_extractor(results / EXTRACTOR_FILE, theta, config, {"rounds": str(next_round)})
