@@ -314,8 +314,8 @@ class Federation:
     ) -> None:
         try:
             self.stop()
+            atexit.unregister(self.stop)  # not if a second Ctrl-C has just interrupted it: then it is tried once more
         finally:
-            atexit.unregister(self.stop)
             for number, handler in self._signals.items():
                 signal.signal(number, handler)
 
