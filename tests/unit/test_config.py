@@ -35,6 +35,25 @@ def test_defaults_are_the_papers() -> None:
     assert (config.training.epochs, config.training.batch_size, config.federation.rounds) == (3, 64, 40)
     assert (config.training.learning_rate, config.training.weight_decay) == (5e-4, 1e-5)
     assert (config.loss.temperature, config.loss.gamma) == (0.1, 2.0)
+    assert (config.training.betas, config.atsa.stability_threshold) == ((0.9, 0.999), 0.05)
+    assert config.views.model_dump() == {
+        "crop_scale_min": 0.08,
+        "flip_p": 0.5,
+        "jitter_p": 0.8,
+        **dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0.4),
+        "greyscale_p": 0.2,
+        "blur_p": 0.5,
+        "blur_sigma": (0.1, 2.0),
+        "stain_jitter": 0.0,
+    }
+    assert config.loss.model_dump(exclude={"temperature", "gamma"}) == {
+        "domain_alignment": "opposite",
+        "teacher_centering": False,
+        "decorrelation": "image",
+        "domain_target": "teacher",
+        "head": "private",
+    }
+    assert (config.model.image_size, config.model.norm) == (224, "batch")
     assert (config.atsa.lambda_min, config.atsa.lambda_max, config.atsa.alpha, config.atsa.k) == (0.1, 1.0, 0.9, 5.0)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -81,22 +82,57 @@ def test_loss_ignores_the_order_of_views_and_of_images(options: dict) -> None:
     torch.testing.assert_close(torch.stack(permuted), torch.stack(loss), rtol=1e-12, atol=1e-12)
 
 
-def test_terms_equal_the_papers_sums() -> None:
-    """Eqs. 1, 3 and 4 with torch's own cosine, one image and one view at a time."""
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"domain_alignment": "orthogonal"},
+        {"domain_target": "style"},
+        {"teacher_centering": True},
+        {"decorrelation": "batch"},
+    ],
+)
+def test_terms_equal_the_papers_sums(options: dict) -> None:
+    """Eqs. 1, 3 and 4 and their options with torch's own cosine, one image and one view at a time."""
     n, lambda_t, gamma = 4, 0.3, 2.0
     z_s, z_d, z_g = (random_z(n, seed) for seed in range(3))
+    style = random_z(n, 3)[0]
+    config = LossConfig(gamma=gamma, **options)
+    loss = losses.fedsd(z_s, z_d, z_g, lambda_t, config, style)
+    if config.teacher_centering:
+        z_g = z_g - sum(z_g[v, i] for v in range(2) for i in range(n)) / (2 * n)
     align = ortho = 0.0
     for v in range(2):
         for i in range(n):
-            s_g, d_g, s_d = (
-                torch.cosine_similarity(u[v, i], w[v, i], dim=0).item() for u, w in ((z_s, z_g), (z_d, z_g), (z_s, z_d))
+            s_g, d_g, s_d, d_style = (
+                torch.cosine_similarity(a, b, dim=0).item()
+                for a, b in (
+                    (z_s[v, i], z_g[v, i]),
+                    (z_d[v, i], z_g[v, i]),
+                    (z_s[v, i], z_d[v, i]),
+                    (z_d[v, i], style[i]),
+                )
             )
-            align += lambda_t / 2 * ((1 - s_g) + (1 + d_g)) / n
+            domain = 1 - d_style if config.domain_target == "style" else 1 + d_g
+            align += lambda_t / 2 * ((1 - s_g) + (d_g**2 if config.domain_alignment == "orthogonal" else domain)) / n
             ortho += gamma / 2 * s_d**2 / n
-    loss = losses.fedsd(z_s, z_d, z_g, lambda_t, LossConfig(gamma=gamma))
+    if config.decorrelation == "batch":
+        ortho = 0.0
+        for s, d in zip(z_s.numpy(), z_d.numpy(), strict=True):
+            ortho += gamma / 2 * np.mean(np.corrcoef(s.T, d.T)[:DIMENSION, DIMENSION:] ** 2)
     assert loss.alignment.item() == pytest.approx(align, rel=1e-12)
-    assert loss.orthogonality.item() == pytest.approx(ortho, rel=1e-12)
-    assert loss.total.item() == pytest.approx(loss.contrastive.item() + align + ortho, rel=1e-12)
+    # Only the correlations' variances have an epsilon that shows here.
+    tolerance = 1e-7 if config.decorrelation == "batch" else 1e-12
+    assert loss.orthogonality.item() == pytest.approx(ortho, rel=tolerance)
+    assert loss.total.item() == pytest.approx(loss.contrastive.item() + align + ortho, rel=tolerance)
+
+
+def test_cosine_has_the_specs_epsilon() -> None:
+    """Norms are at least 1e-8: u . v / (max(|u|, 1e-8) max(|v|, 1e-8))."""
+    short = torch.tensor([1e-9, 0.0], dtype=torch.float64)
+    assert losses.cos(short, torch.tensor([3.0, 4.0], dtype=torch.float64)).item() == pytest.approx(0.06, rel=1e-12)
+    assert losses.cos(short, short).item() == pytest.approx(0.01, rel=1e-12)
+    assert losses.nt_xent(torch.zeros(2, 5, 3), 0.1).item() == pytest.approx(math.log(9))
 
 
 @pytest.mark.parametrize(("lambda_t", "gamma"), [(1.0, 2.0), (0.4, 2.0), (0.5, 0.5)])

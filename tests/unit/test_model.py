@@ -6,6 +6,7 @@ from torch import nn
 
 from fedad_components.config import ModelConfig
 from fedad_components.fedsd import model
+from fedad_components.fedsd.seeds import stream
 
 RESNET18_WITHOUT_FC = 11_176_512
 """torchvision's documented 11,689,512 less the last layer's 512 * 1000 + 1000."""
@@ -68,6 +69,24 @@ def test_projection_is_orthonormal_public_and_fixed() -> None:
 def test_orthonormal_embeds_without_changing_angles() -> None:
     matrix = model.orthonormal(128, 20, 0, "test")
     torch.testing.assert_close(matrix.T @ matrix, torch.eye(20), atol=1e-6, rtol=0)
+
+
+def test_orthonormal_is_gram_schmidt_of_public_draws() -> None:
+    """The one orthonormalisation that no library's choice of signs can change."""
+    gaussian = torch.randn(20, 4, dtype=torch.float64, generator=stream(9, "test"))
+    basis: list[torch.Tensor] = []
+    for column in gaussian.T:
+        for earlier in basis:
+            column = column - (column @ earlier) * earlier
+        basis.append(column / column.norm())
+    torch.testing.assert_close(model.orthonormal(4, 20, 9, "test"), torch.stack(basis).float(), atol=1e-6, rtol=0)
+
+
+def test_head_is_linear_relu_linear() -> None:
+    head, h = model.build_head(0, "site"), torch.randn(3, 512)
+    first_weight, first_bias, second_weight, second_bias = head.state_dict().values()
+    expected = (h @ first_weight.T + first_bias).clamp_min(0) @ second_weight.T + second_bias
+    torch.testing.assert_close(head(h.clone()), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_split_gives_the_halves() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -16,14 +15,6 @@ from fedad_components.fedsd.teacher import Teacher, fold_batch_norm, teacher_dty
 from fedad_components.fedsd.views import normalise
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -10,20 +12,17 @@ from torch import Tensor, nn
 
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd import trainer as trainers
-from fedad_components.fedsd.state import StateError, initial_state, is_statistic, wire_spec
+from fedad_components.fedsd.model import build_extractor, build_head, build_projection
+from fedad_components.fedsd.seeds import stream
+from fedad_components.fedsd.state import StateError, initial_state, is_statistic, trainable_names, wire_spec
 from fedad_components.fedsd.trainer import LocalTrainer, RoundResult, TrainingError
+from fedad_components.fedsd.views import Views
+
+SIDE = 18
+"""Of the stored images; views have 16 pixels. A configuration allows no less than 32, with four times the work."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a model runs fastest without the threads' synchronisation, and independent of the machine's load."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def tiles(count: int = 4, side: int = 36) -> np.ndarray:
+def tiles(count: int = 4, side: int = SIDE) -> np.ndarray:
     """Tissue of scikit-image's immunohistochemistry and retina, ``(count, side, side, 3)`` uint8."""
     ihc, retina = data.immunohistochemistry(), data.retina()[300:1100:2, 300:1100:2]
     corners = [(row, column) for row in range(0, 350, 50) for column in range(0, 350, 50)]
@@ -37,8 +36,8 @@ def tiles(count: int = 4, side: int = 36) -> np.ndarray:
 
 def configuration(**sections: dict) -> FedADConfig:
     training = {"epochs": 1, "batch_size": 2} | sections.pop("training", {})
-    model = {"image_size": 32} | sections.pop("model", {})
-    return FedADConfig.parse({"model": model, "training": training, **sections})
+    config = FedADConfig.parse({"training": training, **sections})
+    return config.model_copy(update={"model": config.model.model_copy(update={"image_size": 16})})
 
 
 def train(config: FedADConfig, lambda_t: float = 0.5, **arguments: object) -> tuple[LocalTrainer, RoundResult]:
@@ -50,6 +49,10 @@ def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+def distance(first: dict[str, Tensor], second: dict[str, Tensor], names: Iterable[str]) -> float:
+    return math.sqrt(sum(float((first[name] - second[name]).square().sum()) for name in names))
+
+
 def test_same_seed_gives_bit_equal_weights() -> None:
     (first_trainer, first), (second_trainer, second) = train(configuration()), train(configuration())
     assert equal(first.update, second.update)
@@ -57,6 +60,58 @@ def test_same_seed_gives_bit_equal_weights() -> None:
     assert first.losses == second.losses
     _, other = train(configuration(seed=1))
     assert not torch.equal(first.update["conv1.weight"], other.update["conv1.weight"])
+
+
+def test_a_round_is_algorithm_1_written_out() -> None:
+    """Lines 12-26 with torch's own ResNet calls, cosines and Adam; only weights, views and order are the package's."""
+    lambda_t, gamma, temperature, seed, number = 0.7, 1.5, 0.2, 3, 2
+    adam = {"learning_rate": 1e-4, "weight_decay": 0.1, "betas": (0.5, 0.9)}
+    config = configuration(
+        seed=seed,
+        training={"epochs": 2, "batch_size": 4, "teacher_precision": "fp32", **adam},
+        loss={"temperature": temperature, "gamma": gamma},
+    )
+    images, theta = tiles(6), initial_state(config)
+    result = LocalTrainer(config, images, "north", "cpu").train_round(theta, lambda_t, number)
+
+    student = build_extractor(config.model, seed)
+    student.load_state_dict(theta, strict=False)
+    head, p = build_head(seed, "north"), build_projection(seed).weight
+    teacher = copy.deepcopy(student).eval()
+    optimizer = torch.optim.Adam(
+        [*student.parameters(), *head.parameters()], lr=1e-4, weight_decay=0.1, betas=(0.5, 0.9), foreach=False
+    )
+    order, draws = stream(seed, "order", "north", number), stream(seed, "views", "north", number)
+    totals = []
+    for _ in range(2):
+        weighted = 0.0
+        for batch in torch.randperm(6, generator=order).split(4):
+            n = len(batch)
+            x = Views(config.views, 16)(torch.from_numpy(images)[batch], draws)
+            with torch.no_grad():
+                z_g = teacher(x) @ p.T
+            z = head(student(x))
+            z_s, z_d = z[:, :128], z[:, 128:]
+            similarity = torch.cosine_similarity(z_s[:, None], z_s[None], dim=-1) / temperature
+            loss = torch.zeros(())
+            for i in range(2 * n):
+                others = [k for k in range(2 * n) if k != i]
+                loss = loss + (similarity[i, others].logsumexp(0) - similarity[i, (i + n) % (2 * n)]) / (2 * n)
+                s_g, d_g, s_d = (
+                    torch.cosine_similarity(u[i], v[i], dim=0) for u, v in ((z_s, z_g), (z_d, z_g), (z_s, z_d))
+                )
+                loss = loss + lambda_t / 2 * ((1 - s_g) + (1 + d_g)) / n + gamma / 2 * s_d**2 / n
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            weighted += n * loss.item() / 6
+        totals.append(weighted)
+
+    assert [losses["total"] for losses in result.losses] == pytest.approx(totals, rel=1e-3)
+    expected = student.state_dict()
+    parameters, statistics = trainable_names(config), {name for name in theta if is_statistic(name)}
+    for names in (parameters, statistics):
+        assert distance(result.update, expected, names) < 0.002 * distance(theta, expected, names)
 
 
 def test_loss_falls_on_real_images() -> None:
@@ -196,9 +251,9 @@ def test_max_images_is_a_seeded_subset() -> None:
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (np.zeros((1, 36, 36, 3), np.uint8), "at least 2"),
-        (np.zeros((4, 36, 36, 3), np.float32), "expected uint8"),
-        (np.zeros((4, 3, 36, 36), np.uint8), "expected uint8"),
+        (np.zeros((1, SIDE, SIDE, 3), np.uint8), "at least 2"),
+        (np.zeros((4, SIDE, SIDE, 3), np.float32), "expected uint8"),
+        (np.zeros((4, 3, SIDE, SIDE), np.uint8), "expected uint8"),
     ],
 )
 def test_unusable_images_are_refused(images: np.ndarray, message: str) -> None:

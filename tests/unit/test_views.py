@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torchvision.models import ResNet18_Weights
 from torchvision.transforms.v2 import functional as TF
 
 from fedad_components.config import ViewsConfig
 from fedad_components.fedsd import pixels
 from fedad_components.fedsd.seeds import stream
-from fedad_components.fedsd.views import IMAGENET_MEAN, IMAGENET_STD, Views, blur_kernel, draw_boxes
+from fedad_components.fedsd.views import Views, blur_kernel, draw_boxes
 
 N = 6
 FACTORS = torch.tensor([0.6, 0.8, 1.0, 1.1, 1.3, 1.4])
@@ -125,7 +126,9 @@ def test_blur_kernel_scales_with_the_view(image_size: int, kernel: int) -> None:
 
 
 def test_a_view_equals_torchvisions_pipeline_with_the_same_parameters() -> None:
-    config = ViewsConfig(jitter_p=0.7, greyscale_p=0.4)
+    """Crop, flip, stain, colour jitter in its own order, grey, blur, ImageNet's normalisation."""
+    imagenet = ResNet18_Weights.IMAGENET1K_V1.transforms()
+    config = ViewsConfig(jitter_p=0.7, greyscale_p=0.4, stain_jitter=0.3)
     views, x = Views(config, 32), images(count=8)
     draw = views.draw(16, 40, stream(0, "test"))
     result = views.apply(x, draw)
@@ -134,6 +137,9 @@ def test_a_view_equals_torchvisions_pipeline_with_the_same_parameters() -> None:
         y = TF.resized_crop(x[i % 8].permute(2, 0, 1), *draw.boxes[i].tolist(), size=[32, 32], antialias=True) / 255
         if draw.flip[i]:
             y = TF.horizontal_flip(y)
+        if draw.stain[i]:
+            density = -y.clamp_min(1 / 255).log()
+            y = (-(draw.stain_gain[i].view(3, 1, 1) * density + draw.stain_offset[i].view(3, 1, 1))).exp().clamp(0, 1)
         if draw.jitter[i]:
             for which in draw.order[i].tolist():
                 y = adjust[which](y, draw.factors[i, which].item())
@@ -141,7 +147,7 @@ def test_a_view_equals_torchvisions_pipeline_with_the_same_parameters() -> None:
             y = TF.rgb_to_grayscale(y, num_output_channels=3)
         if draw.blur[i]:
             y = TF.gaussian_blur(y, [3, 3], [draw.sigma[i].item()] * 2)
-        torch.testing.assert_close(result[i], TF.normalize(y, IMAGENET_MEAN, IMAGENET_STD), atol=2e-3, rtol=0)
+        torch.testing.assert_close(result[i], TF.normalize(y, imagenet.mean, imagenet.std), atol=2e-3, rtol=0)
 
 
 def test_two_views_differ_and_the_stream_decides() -> None:
@@ -169,10 +175,15 @@ def test_draws_have_the_configured_frequencies_and_ranges() -> None:
     for name, p in (("flip", 0.5), ("jitter", 0.8), ("grey", 0.2), ("blur", 0.5), ("stain", 0.8)):
         share = getattr(draw, name).float().mean().item()
         assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / 4000), name
-    assert draw.sigma.min() >= 0.1
-    assert draw.sigma.max() <= 2.0
-    assert draw.factors[:, :3].aminmax().min >= 0.6
-    assert draw.factors[:, :3].aminmax().max <= 1.4
-    assert draw.factors[:, 3].abs().max() <= 0.4
-    assert draw.stain_gain.aminmax().min >= 0.7
+    brightness, contrast, saturation, hue = draw.factors.unbind(1)
+    for values, low, high in [
+        (draw.sigma, 0.1, 2.0),
+        (draw.stain_gain, 0.7, 1.3),
+        *((factor, 0.6, 1.4) for factor in (brightness, contrast, saturation)),
+        (hue, -0.4, 0.4),
+    ]:
+        assert low <= values.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < values.max() <= high
+    assert abs(draw.stain_offset.mean()) < 0.005
+    assert draw.stain_offset.std().item() == pytest.approx(0.1, rel=0.05)
     assert torch.equal(draw.order.sort(dim=1).values, torch.arange(4).expand(4000, 4))
