@@ -78,6 +78,15 @@ class LossConfig(_Section):
         "(FedAvg-SSL), which a site refuses unless its policy allows it",
     )
 
+    @model_validator(mode="after")
+    def _one_target(self) -> LossConfig:
+        if self.domain_target == "style" and self.domain_alignment != "opposite":
+            raise ValueError(
+                f"domain_alignment {self.domain_alignment!r} says how z_d meets the teacher, and domain_target 'style' "
+                f"takes the teacher's place: leave domain_alignment at 'opposite'"
+            )
+        return self
+
 
 class ATSAConfig(_Section):
     """Adaptive teacher-student alignment, Eqs. 5-6 and Algorithm 1."""

@@ -70,6 +70,7 @@ def test_every_field_is_described() -> None:
     [
         ({"loss": {"gamma": -1}}, "loss.gamma", "-1"),
         ({"loss": {"gama": 2}}, "loss.gama", "2"),
+        ({"loss": {"domain_target": "style", "domain_alignment": "orthogonal"}}, "loss", "'style'"),
         ({"seed": -3}, "seed", "-3"),
         ({"model": {"image_size": "large"}}, "model.image_size", "'large'"),
         ({"model": {"norm": "layer"}}, "model.norm", "'layer'"),

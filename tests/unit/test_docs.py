@@ -113,6 +113,9 @@ def test_the_picture_of_the_layers_is_complete() -> None:
         name = path.name if path.suffix == ".py" else f"{path.name}/"
         if not name.startswith("_"):
             assert f" {name} " in picture, f"docs/architecture.md does not show fedad_components/{name}"
+    adapter = picture.partition(" flare/ ")[2].partition(" demo/ ")[0]
+    modules = {path.stem for path in (ROOT / "fedad_components/flare").glob("*.py")} - {"__init__"}
+    assert modules - set(re.findall(r"\w+", adapter)) == set(), "docs/architecture.md shows flare/ without these"
 
 
 def test_every_reason_of_a_site_has_its_fix() -> None:
