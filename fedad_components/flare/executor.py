@@ -64,7 +64,7 @@ class FedADExecutor(Executor):
         except SiteError as error:
             return self._failure(Reason.POLICY_REFUSED, error, fl_ctx)
         except Exception as error:
-            self.log_exception(fl_ctx, "unexpected")  # with its traceback
+            self.log_exception(fl_ctx, "unexpected error")  # with its traceback
             return self._failure(Reason.TRAINING_FAILED, error, fl_ctx)
 
     def _checked(self, shareable: Shareable) -> tuple[TaskMeta, dict[str, torch.Tensor]]:
@@ -122,14 +122,13 @@ class FedADExecutor(Executor):
                 + ", ".join(f"{name} = {value:.4f}" for name, value in losses.items()),
             ),
         )
-        meta = parse_meta(
-            ResultMeta,
+        meta = ResultMeta.model_validate(
             {
                 "config_digest": task.config_digest,
                 "round": task.round,
                 "n_samples": trained.n_samples,
                 "losses": trained.losses[-1],
-            },
+            }
         )
         self.log_info(fl_ctx, f"round {task.round}: {trained.n_samples} images trained in {trained.seconds:.1f} s")
         update = encode_update(trained.theta_k, theta, self._config)
@@ -153,5 +152,5 @@ class FedADExecutor(Executor):
 
     def _failure(self, reason: Reason, error: Exception, fl_ctx: FLContext) -> Shareable:
         # Not as an event: FLARE would keep it for the console's `show_errors`, and it may name paths.
-        self.log_error(fl_ctx, f"task not trained ({reason.value}): {error or type(error).__name__}", fire_event=False)
+        self.log_error(fl_ctx, f"task not trained ({reason.value}): {str(error) or repr(error)}", fire_event=False)
         return make_reply(ReturnCode.EXECUTION_EXCEPTION, {REASON_HEADER: reason.value})
