@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_TEMPORARY = ".tmp"
+
+
 class LockedError(RuntimeError):
     """Another process holds the lock; the message names the file."""
 
@@ -28,7 +31,7 @@ def make_private_dir(path: str | Path) -> Path:
 def write_atomic(path: str | Path, content: bytes) -> None:
     """Replace ``path`` by a 0600 file of this content: a reader sees the old or the new one, also after a crash."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(content)
@@ -52,7 +55,10 @@ def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], metadat
 
 
 class FileLock:
-    """An advisory lock for the life of the process that takes it; the kernel drops it when that process dies."""
+    """An advisory lock for the life of the process that takes it; the kernel drops it when that process dies.
+
+    Whoever holds it is the only writer of the lock's folder, and clears what a killed one left half written.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -75,6 +81,8 @@ class FileLock:
                 f"for it to end, or abort it"
             ) from None
         self._descriptor = descriptor
+        for leftover in self.path.parent.glob(f".*{_TEMPORARY}"):
+            leftover.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Give the lock back; harmless if it is not held."""

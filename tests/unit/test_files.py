@@ -75,3 +75,16 @@ def test_a_lock_excludes_another_process_until_its_holder_dies(tmp_path: Path) -
     lock.acquire()  # the kernel dropped it with its holder
     lock.release()
     lock.release()
+
+
+def test_the_holder_of_a_lock_clears_what_a_killed_writer_left(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "state", b"whole")
+    killed = "import os; os.fsync = lambda descriptor: os.kill(os.getpid(), 9)\n"
+    code = (
+        f"{killed}from fedad_components.files import write_atomic; write_atomic({str(tmp_path / 'state')!r}, b'half')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert len(os.listdir(tmp_path)) == 2
+    FileLock(tmp_path / "lock").acquire()
+    assert sorted(os.listdir(tmp_path)) == ["lock", "state"]
+    assert (tmp_path / "state").read_bytes() == b"whole"
