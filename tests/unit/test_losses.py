@@ -174,10 +174,13 @@ def test_batch_decorrelation_is_gamma_for_one_shared_factor_and_chance_for_indep
     assert losses.batch_decorrelation(random_z(n, 1, 4), random_z(n, 2, 4), gamma).item() < 5 * gamma / n
 
 
-def test_dead_z_d_gives_finite_loss_and_no_gradient() -> None:
-    z_s, z_g = random_z(3, 0), random_z(3, 2)
-    z_d = torch.zeros_like(z_s).requires_grad_()
-    loss = losses.fedsd(z_s, z_d, z_g, 0.5, LossConfig())
+@pytest.mark.parametrize("options", [{}, {"domain_alignment": "orthogonal"}, {"domain_target": "style"}])
+@pytest.mark.parametrize("norm", [0.0, 1e-9])
+def test_dead_z_d_gives_finite_loss_and_no_gradient(norm: float, options: dict) -> None:
+    """A cosine's gradient is the inverse of the norm: 1e9 here, if z_d took part."""
+    z_s, z_g, style = random_z(3, 0), random_z(3, 2), random_z(3, 3)[0]
+    z_d = (norm * torch.nn.functional.normalize(random_z(3, 1), dim=-1)).requires_grad_()
+    loss = losses.fedsd(z_s, z_d, z_g, 0.5, LossConfig(**options), style)
     loss.total.backward()
     assert torch.isfinite(loss.total)
     assert not losses.alive(z_d).any()

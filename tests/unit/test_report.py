@@ -52,11 +52,22 @@ def plots(page: Page) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(base64.b64decode(image[len(prefix) :])) for image in page.images]
 
 
-def test_one_file_without_outside_references(tmp_path: Path) -> None:
-    write_report(summary(), tmp_path / "report.html")
-    html = (tmp_path / "report.html").read_text(encoding="utf-8")
-    page = Page(html)
+SUMMARY = summary()
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return render(SUMMARY)
+
+
+def test_one_file_with_the_same_bytes_for_the_same_summary(html: str, tmp_path: Path) -> None:
+    write_report(SUMMARY, tmp_path / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_bytes() == html.encode("utf-8")
+
+
+def test_nothing_outside_is_referred_to(html: str) -> None:
+    page = Page(html)
     assert page.addresses == []
     assert "script" not in page.tags
     assert "link" not in page.tags
@@ -70,8 +81,8 @@ def test_one_file_without_outside_references(tmp_path: Path) -> None:
                 )
 
 
-def test_it_shows_what_happened() -> None:
-    page = Page(render(summary()))
+def test_it_shows_what_happened(html: str) -> None:
+    page = Page(html)
     assert len(plots(page)) == 4
     text = " ".join(page.text.split())
     for expected in (
@@ -120,11 +131,6 @@ def test_any_length_and_schedule(rounds: int, changes: dict[str, Any]) -> None:
     records = [round_record(number) for number in range(rounds - 1)]
     records.append(round_record(rounds - 1, ("north",), losses={"north": lost}))
     assert len(plots(Page(render(summary(records, config=config))))) == 4
-
-
-def test_the_same_summary_gives_the_same_bytes() -> None:
-    one = summary()
-    assert render(one) == render(one)
 
 
 def test_numbers_for_people() -> None:

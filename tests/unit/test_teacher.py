@@ -83,6 +83,13 @@ def test_fp32_teacher_is_the_extractor_in_evaluation_mode(norm: str) -> None:
     torch.testing.assert_close(z_g, expected, atol=1e-4, rtol=1e-3)
 
 
+def test_its_precision_is_its_own_under_autocast() -> None:
+    teacher = Teacher(used_extractor(), build_projection(0), TrainingConfig(teacher_precision="fp32"), CPU)
+    with torch.autocast("cpu", torch.bfloat16):
+        z_g = teacher(tissue())
+    assert torch.equal(z_g, teacher(tissue()))
+
+
 def test_does_not_follow_the_student() -> None:
     extractor = used_extractor()
     teacher = Teacher(extractor, build_projection(0), TrainingConfig(teacher_precision="fp32"), CPU)

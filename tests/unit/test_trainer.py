@@ -243,9 +243,10 @@ def test_a_single_image_left_over_sits_out(images: int, batch_size: int, expecte
 
 def test_max_images_is_a_seeded_subset() -> None:
     config = configuration(training={"max_images": 5})
-    first, second = (LocalTrainer(config, tiles(12), "s", "cpu").chosen for _ in range(2))
-    assert len(first.unique()) == 5
-    assert torch.equal(first, second)
+    first, second = (LocalTrainer(config, tiles(12), "s", "cpu") for _ in range(2))
+    assert len(first.chosen.unique()) == 5
+    assert torch.equal(first.chosen, second.chosen)
+    assert first.train_round(initial_state(config), 0.0, 0).n_samples == 5
 
 
 @pytest.mark.parametrize(
