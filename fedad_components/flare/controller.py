@@ -235,6 +235,9 @@ class FedADController(ScatterAndGather):
             f"round {self._current_round}: instability = {delta:.5f}, next lambda_t = {lambda_next:.4f}, phase "
             f"{record.phase}, accepted {len(record.participants)}, refused {len(record.refused)}",
         )
+        is_last = self._current_round + 1 == self._config.federation.rounds
+        if is_last and (warning := self._atsa.warning()):
+            self.log_warning(fl_ctx, warning)
 
     def progress(self) -> dict[str, Any]:
         """The running round and the records of this job's finished ones, as plain JSON."""
