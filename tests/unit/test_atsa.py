@@ -22,9 +22,12 @@ def test_instability_by_hand() -> None:
 
 def test_instability_accumulates_in_float64() -> None:
     """In float32 a sum of squares above 2^24 would swallow the ones that follow."""
-    old = {"a": torch.full((1,), 2.0**13), "b": torch.ones(1000)}
-    new = {"a": torch.full((1,), 2.0**13), "b": torch.zeros(1000)}
-    assert instability(new, old, ["a", "b"]) == pytest.approx(math.sqrt(1000) / math.sqrt(2.0**26 + 1000), rel=1e-12)
+    for large, small in (("a", "b"), ("a", "a")):  # in two tensors, and in one
+        old = {large: torch.tensor([2.0**13])}
+        old[small] = torch.cat([old.get(small, torch.empty(0)), torch.ones(1003)])
+        new = {name: torch.where(tensor == 1, 0.0, tensor) for name, tensor in old.items()}
+        expected = math.sqrt(1003) / math.sqrt(2.0**26 + 1003)
+        assert instability(new, old, old) == pytest.approx(expected, rel=1e-11)
 
 
 def test_instability_from_nothing_is_finite() -> None:
@@ -100,6 +103,14 @@ def test_warns_only_when_nothing_adapted() -> None:
         moving.update(0.195 - 0.145 * t / 26)
     assert "did not adapt" in (still.warning() or "")
     assert moving.warning() is None
+
+
+@pytest.mark.parametrize(("variation", "warns"), [(0.049, True), (0.051, False)])
+def test_the_warning_begins_at_five_per_cent(variation: float, warns: bool) -> None:
+    atsa = ATSA(ATSAConfig(k=5.0))
+    for delta in (0.0, -math.log(1 - variation) / 5.0):
+        atsa.update(delta)
+    assert bool(atsa.warning()) == warns
 
 
 def test_continues_from_json() -> None:

@@ -161,6 +161,14 @@ def test_two_views_differ_and_the_stream_decides() -> None:
     assert not torch.equal(first[:N], first[N:])
 
 
+def test_parameters_are_drawn_for_each_view() -> None:
+    views = Views(ViewsConfig(stain_jitter=0.4), 32)
+    draw = views.draw(2 * N, 40, stream(0, "test"))
+    for name in ("factors", "sigma", "stain_gain", "stain_offset"):
+        assert len(getattr(draw, name).unique(dim=0)) == 2 * N, name
+    assert torch.equal(views(images(), stream(0, "test")), views.apply(images(), draw))
+
+
 def test_switching_a_step_leaves_the_other_draws_alone() -> None:
     plain, stained = (Views(ViewsConfig(stain_jitter=s), 32).draw(20, 40, stream(0, "test")) for s in (0.0, 0.4))
     assert not plain.stain.any()
