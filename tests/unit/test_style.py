@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from scipy.stats import skew
 
@@ -25,6 +26,14 @@ def test_stain_vector_of_one_stain_is_that_stain() -> None:
     concentration = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     x = torch.exp(-stain.view(1, 3, 1, 1) * concentration)
     torch.testing.assert_close(style.stain_vector(x)[0], stain / stain.norm(), atol=1e-4, rtol=0)
+
+
+def test_stain_vector_does_not_depend_on_an_eigenvectors_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = coloured().permute(0, 3, 1, 2).float() / 255
+    expected, eigh = style.stain_vector(x), torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (eigh(matrix)[0], -eigh(matrix)[1]))
+    assert torch.equal(style.stain_vector(x), expected)
+    assert (expected > 0).all()
 
 
 def test_spectrum_peaks_in_the_ring_of_a_grating() -> None:

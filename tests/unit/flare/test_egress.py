@@ -27,6 +27,7 @@ from fedad_components.wire import REASON_HEADER
 CONFIG = FedADConfig.parse({"model": {"image_size": 32}})
 AGGREGATED = FedADConfig.parse({"model": {"image_size": 32}, "loss": {"head": "aggregated"}})
 LOSSES = {"total": 1.0, "contrastive": 0.5, "alignment": 0.3, "orthogonality": 0.2}
+THETA = {config.loss.head: initial_state(config) for config in (CONFIG, AGGREGATED)}
 PATIENT = "DOE^JANE 1954-03-02"
 
 
@@ -46,7 +47,8 @@ def context(config: FedADConfig | None = CONFIG) -> FLContext:
 
 def result(config: FedADConfig = CONFIG, **meta: Any) -> Shareable:
     values = {"config_digest": config.digest(), "round": 0, "n_samples": 10, "losses": LOSSES, **meta}
-    return DXO(DataKind.WEIGHTS, initial_state(config), values).to_shareable()
+    theta = {name: tensor.clone() for name, tensor in THETA[config.loss.head].items()}
+    return DXO(DataKind.WEIGHTS, theta, values).to_shareable()
 
 
 def test_the_expected_result_leaves_and_nothing_but_it(site: SitePaths) -> None:
