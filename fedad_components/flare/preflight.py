@@ -6,7 +6,7 @@ import json
 import socket
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -46,14 +46,25 @@ def check(kit: str | Path, *, network: bool = True) -> list[Finding]:
     """
     kit = Path(kit)
     kind = kit_kind(kit)
-    findings = [*_certificate(kit, kind), *_modes(kit), *_startup(kit, kind)]
+    findings = [*_certificate(kit, kind), *_modes(kit), *_found("startup", _startup, kit, kind)]
     if kind != "admin":
-        findings += [*_allow_list(kit), *_authorization(kit), _custom_code(kit)]
+        findings += _found("class allow list", _allow_list, kit)
+        findings += [*_found("authorization", _authorization, kit), _custom_code(kit)]
     if kind == "client":
-        findings += [_privacy(kit), *_site(kit)]
+        findings += [*_found("egress", _privacy, kit), *_site(kit)]
     if network and kind != "server":
-        findings.append(_server(kit, kind))
+        findings += _found("server", _server, kit, kind)
     return findings
+
+
+def _found(what: str, look: Callable[..., Iterator[Finding]], *where: Any) -> list[Finding]:
+    """The findings of one look at a kit's JSON; a file of another shape than FLARE's is one that does not hold."""
+    try:
+        return list(look(*where))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        return [
+            Finding(what, False, f"not what FLARE 2.9 writes into a kit ({error!r}): {HARDEN}, or take the kit anew")
+        ]
 
 
 def _certificate(kit: Path, kind: Kind) -> Iterator[Finding]:
@@ -127,13 +138,14 @@ def _authorization(kit: Path) -> Iterator[Finding]:
         yield Finding(meaning, not holders, detail)
 
 
-def _privacy(kit: Path) -> Finding:
+def _privacy(kit: Path) -> Iterator[Finding]:
     policy = _read(kit / "local" / "privacy.json")
     scopes = policy.get("scopes") or []
     bare = [scope.get("name", "?") for scope in scopes if not _last_filter_is_strict(scope)]
     if not scopes or bare or policy.get("default_scope") not in {scope.get("name") for scope in scopes}:
-        return Finding("egress", False, f"StrictEgress is not the last result filter of every scope: {HARDEN}")
-    return Finding("egress", True, "StrictEgress is the last filter of every scope")
+        yield Finding("egress", False, f"StrictEgress is not the last result filter of every scope: {HARDEN}")
+    else:
+        yield Finding("egress", True, "StrictEgress is the last filter of every scope")
 
 
 def _last_filter_is_strict(scope: dict[str, Any]) -> bool:
@@ -161,13 +173,17 @@ def _site(kit: Path) -> Iterator[Finding]:
         yield Finding("catalogue", False, str(error))
 
 
-def _server(kit: Path, kind: Kind) -> Finding:
+def _server(kit: Path, kind: Kind) -> Iterator[Finding]:
     startup = _read(kit / "startup" / STARTUP_FILES[kind])
     if kind == "admin":
         host, port = startup["admin"]["host"], int(startup["admin"]["port"])
     else:
         host, _, text = startup["servers"][0]["service"]["target"].rpartition(":")
         port = int(text)
+    yield _connection(kit, host, port)
+
+
+def _connection(kit: Path, host: str, port: int) -> Finding:
     where = f"{host}:{port}"
     context = ssl.create_default_context(cafile=str(kit / "startup" / "rootCA.pem"))
     context.set_alpn_protocols(["h2"])

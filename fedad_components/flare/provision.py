@@ -184,7 +184,7 @@ def _edit_json(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         edit(content)
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise KitError(f"{path}: not what FLARE 2.9 writes into a kit: {error!r}") from error
     write_atomic(path, _as_json(content))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import stat
@@ -199,6 +200,24 @@ def test_preflight_finds_each_weakening(site: Path, kits: Path, tmp_path: Path) 
     finds("private key")
     (local / "fedad" / "policy.yaml").write_text("allow_head: true\n", encoding="utf-8")
     finds("site policy")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("startup/fed_client.json", '{"servers": []}', "startup"),
+        ("startup/fed_client.json", '{"client": null}', "startup"),
+        ("local/privacy.json", '{"scopes": ["x"], "default_scope": "x"}', "egress"),
+        ("local/privacy.json", '{"scopes": [{"name": "x", "task_result_filters": 3}], "default_scope": "x"}', "egress"),
+        ("local/authorization.json.default", '{"permissions": {"lead": 3}}', "authorization"),
+        ("local/resources.json.default", '{"class_allow_list": 3}', "class allow list"),
+    ],
+)
+def test_a_file_of_another_shape_is_found_and_never_a_traceback(site: Path, name: str, content: str, what: str) -> None:
+    (site / name).write_text(content, encoding="utf-8")
+    assert what in {finding.what for finding in check(site) if not finding.ok}
+    with contextlib.suppress(KitError):
+        harden(site)
 
 
 def test_hardening_again_keeps_a_sites_own_filters_before_strict_egress(kits: Path, tmp_path: Path) -> None:
