@@ -205,7 +205,7 @@ def test_preflight_finds_each_weakening(site: Path, kits: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("startup/fed_client.json", '{"servers": []}', "startup"),
+        ("startup/fed_client.json", '{"servers": []}', "server"),
         ("startup/fed_client.json", '{"client": null}', "startup"),
         ("local/privacy.json", '{"scopes": ["x"], "default_scope": "x"}', "egress"),
         ("local/privacy.json", '{"scopes": [{"name": "x", "task_result_filters": 3}], "default_scope": "x"}', "egress"),
