@@ -70,7 +70,7 @@ class ResultMeta(_Meta):
 
     config_digest: Digest
     round: int = Field(ge=0)
-    n_samples: int = Field(gt=0, description="images in the site's data set, the weight of its update")
+    n_samples: int = Field(gt=0, description="images that the site trained on, the weight of its update")
     losses: Losses = Field(description="means of the last local epoch")
 
 

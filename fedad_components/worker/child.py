@@ -53,7 +53,8 @@ class _Site:
         from fedad_components.worker.site_state import SiteStateStore
 
         config = FedADConfig.parse(request.fields["config"])
-        self._store = SiteStateStore(Path(request.fields["state_dir"]) / config.federation.experiment)
+        folder = Path(request.fields["state_dir"]) / config.federation.experiment
+        self._store = SiteStateStore(folder, config.identity())
         self._store.lock()
         data_set = Catalogue.load(request.fields["catalogue"]).data_set(config.federation.data_set)
         cached = ingest(data_set, request.fields["cache_dir"], cache_side(config.model.image_size))

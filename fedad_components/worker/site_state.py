@@ -10,8 +10,7 @@ import re
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 
 from fedad_components.files import FileLock, make_private_dir, write_tensors
 
@@ -19,14 +18,18 @@ _KEPT = 2
 
 
 class SiteStateError(RuntimeError):
-    """Private state that cannot be read; the message names the file and the fix."""
+    """Private state that cannot be used; the message names the file and the fix."""
 
 
 class SiteStateStore:
-    """Files under ``<kit>/local/fedad/state/<experiment>/``, 0700/0600, used by one process at a time."""
+    """Files under ``<kit>/local/fedad/state/<experiment>/``, 0700/0600, used by one process at a time.
 
-    def __init__(self, folder: str | Path) -> None:
+    ``identity`` is ``FedADConfig.identity()``: a head belongs to the configuration it was trained under.
+    """
+
+    def __init__(self, folder: str | Path, identity: str) -> None:
         self.folder = make_private_dir(folder)
+        self.identity = identity
         self._lock = FileLock(self.folder / "lock")
 
     def lock(self) -> None:
@@ -37,23 +40,32 @@ class SiteStateStore:
         """The state with which the site enters ``round_number``; None before its first round.
 
         Raises:
-            SiteStateError: if the file is damaged. A new head is not made silently: it would undo the site's training.
+            SiteStateError: if the file is damaged, or another configuration's. A new head is not made silently: it
+                would undo the site's training.
         """
         earlier = [number for number in self._rounds() if number < round_number]
         if not earlier:
             return None
         path = self._path(max(earlier))
         try:
-            return load_file(path)
+            with safe_open(path, framework="pt") as file:
+                identity = (file.metadata() or {}).get("identity")
+                state = {name: file.get_tensor(name) for name in sorted(file.keys())}
         except (OSError, SafetensorError) as error:
             raise SiteStateError(
                 f"{path}: the site's private state is damaged ({error}): restore it from a backup, or remove the file "
                 f"to go on from the state of the round before it, or from a new head"
             ) from error
+        if identity != self.identity:
+            raise SiteStateError(
+                f"{path}: the site's private state is of another configuration under the same experiment name: give "
+                f"the new one another federation.experiment, or move {self.folder} away if the old one is given up"
+            )
+        return state
 
     def save(self, round_number: int, state: dict[str, torch.Tensor]) -> None:
         """Write the state after ``round_number`` atomically and drop what is older than the last two rounds."""
-        write_tensors(self._path(round_number), state, {"round": str(round_number)})
+        write_tensors(self._path(round_number), state, {"round": str(round_number), "identity": self.identity})
         later = [number for number in self._rounds() if number > round_number]
         stale = sorted(number for number in self._rounds() if number <= round_number)[:-_KEPT]
         for number in stale + later:

@@ -15,6 +15,8 @@ from fedad_components.wire import Reason
 from fedad_components.worker import process as module
 from fedad_components.worker.process import TrainingAborted, TrainingError, TrainingProcess, WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 THETA = {"w": torch.zeros(1 << 18)}  # larger than a pipe's buffer
 READY = """
 from fedad_components.worker.protocol import Message, receive, send

@@ -15,7 +15,7 @@ def state(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_a_round_starts_from_the_last_one_before_it(tmp_path: Path) -> None:
-    store = SiteStateStore(tmp_path / "experiment")
+    store = SiteStateStore(tmp_path / "experiment", "identity")
     assert store.load_before(0) is None
     store.save(0, state(0.0))
     store.save(4, state(4.0))  # the site was not drawn in between
@@ -25,7 +25,7 @@ def test_a_round_starts_from_the_last_one_before_it(tmp_path: Path) -> None:
 
 
 def test_a_repeated_round_starts_where_it_started_the_first_time(tmp_path: Path) -> None:
-    store = SiteStateStore(tmp_path / "experiment")
+    store = SiteStateStore(tmp_path / "experiment", "identity")
     for number in range(4):
         store.save(number, state(float(number)))
     repeated = store.load_before(3)
@@ -38,7 +38,7 @@ def test_a_repeated_round_starts_where_it_started_the_first_time(tmp_path: Path)
 
 
 def test_an_experiment_started_anew_does_not_see_the_old_future(tmp_path: Path) -> None:
-    store = SiteStateStore(tmp_path / "experiment")
+    store = SiteStateStore(tmp_path / "experiment", "identity")
     for number in (8, 9):
         store.save(number, state(float(number)))
     assert store.load_before(0) is None
@@ -49,7 +49,7 @@ def test_an_experiment_started_anew_does_not_see_the_old_future(tmp_path: Path) 
 
 
 def test_files_are_private_and_few(tmp_path: Path) -> None:
-    store = SiteStateStore(tmp_path / "experiment")
+    store = SiteStateStore(tmp_path / "experiment", "identity")
     for number in range(5):
         store.save(number, state(1.0))
     files = sorted(path.name for path in store.folder.iterdir())
@@ -59,9 +59,15 @@ def test_files_are_private_and_few(tmp_path: Path) -> None:
 
 
 def test_a_damaged_head_is_never_replaced_silently(tmp_path: Path) -> None:
-    store = SiteStateStore(tmp_path / "experiment")
+    store = SiteStateStore(tmp_path / "experiment", "identity")
     store.save(0, state(0.0))
     path = store.folder / "round-000000.safetensors"
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(SiteStateError, match=r"round-000000\.safetensors.*damaged.*backup"):
         store.load_before(1)
+
+
+def test_a_head_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    SiteStateStore(tmp_path / "experiment", "identity").save(0, state(0.0))
+    with pytest.raises(SiteStateError, match=r"another configuration.*federation\.experiment"):
+        SiteStateStore(tmp_path / "experiment", "another").load_before(1)

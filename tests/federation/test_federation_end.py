@@ -1,10 +1,14 @@
-"""How a federation ends, whatever interrupts it. Real processes: tests/federation."""
+"""How a federation ends, whatever interrupts it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.federation
 
 DRIVER = """
 import sys
