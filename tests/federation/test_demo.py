@@ -80,7 +80,7 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
         [FEDAD, "demo", "--out", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert "is not empty" in done.stdout
+    assert "is not empty" in done.stderr
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
