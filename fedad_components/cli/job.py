@@ -39,9 +39,6 @@ def export(
     if target.exists() and not force:
         complain(f"{target} exists: use --force, or another --out or --name")
         raise typer.Exit(1)
-    if target.exists() and not (target / "meta.json").is_file():
-        complain(f"{target} holds something else than a job (no meta.json): not replaced; use another --out or --name")
-        raise typer.Exit(1)
     try:
         export_job(FedADRecipe(parsed, name=name), out)
     except (ValueError, OSError) as error:

@@ -81,9 +81,15 @@ class FedADRecipe(Recipe):
 
 
 def export_job(recipe: FedADRecipe, out: str | Path) -> Path:
-    """Write ``out/<name>`` anew and return it; files of an earlier export do not linger in it."""
+    """Write ``out/<name>`` anew and return it; files of an earlier export do not linger in it.
+
+    Raises:
+        FileExistsError: if that folder holds something else than a job; it is left as it is.
+    """
     target = Path(out) / recipe.name
     if target.exists():
+        if not (target / "meta.json").is_file():
+            raise FileExistsError(f"{target} holds something else than a job (no meta.json): use another folder or name")
         shutil.rmtree(target)
     recipe.export(str(out))
     return target
