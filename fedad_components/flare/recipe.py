@@ -89,7 +89,7 @@ def export_job(recipe: FedADRecipe, out: str | Path) -> Path:
     target = Path(out) / recipe.name
     if target.exists():
         if not (target / "meta.json").is_file():
-            raise FileExistsError(f"{target} holds something else than a job (no meta.json): use another folder or name")
+            raise FileExistsError(f"{target} holds something else than a job (no meta.json): not replaced")
         shutil.rmtree(target)
     recipe.export(str(out))
     return target
