@@ -10,11 +10,12 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -27,7 +28,7 @@ class ConfigError(ValueError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class InitialWeights(_Section):
@@ -127,10 +128,19 @@ class ViewsConfig(_Section):
     )
     greyscale_p: Probability = Field(0.2, description="conversion to grey")
     blur_p: Probability = Field(0.5, description="Gaussian blur, kernel 23 at 224 px and scaled with the view")
-    blur_sigma: tuple[Positive, Positive] = Field((0.1, 2.0), description="range of the blur's sigma in pixels")
+    blur_sigma: tuple[Positive, Positive] = Field(
+        (0.1, 2.0), strict=False, description="range of the blur's sigma in pixels"
+    )
     stain_jitter: NonNegative = Field(
         0.0, description="0: off; s: optical density of each channel times 1 +- s, plus N(0, 0.1), in 80 % of the views"
     )
+
+    @field_validator("blur_sigma")
+    @classmethod
+    def _ascending(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[0] > value[1]:
+            raise ValueError("expected the smaller sigma first")
+        return value
 
 
 class TrainingConfig(_Section):
@@ -140,7 +150,7 @@ class TrainingConfig(_Section):
     batch_size: int = Field(64, ge=2, le=4096, description="images in a batch; a batch holds two views of each")
     learning_rate: Positive = Field(5e-4, description="Adam's learning rate; the optimiser is fresh in each round")
     weight_decay: NonNegative = Field(1e-5, description="Adam's L2 penalty")
-    betas: tuple[Probability, Probability] = Field((0.9, 0.999), description="Adam's betas")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), strict=False, description="Adam's betas")
     max_images: int = Field(
         0, ge=0, description="0: all images of the data set; n: a seeded subset of n, the same in each round"
     )
@@ -208,11 +218,7 @@ class FedADConfig(_Section):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            lines = [
-                f"  {'.'.join(str(part) for part in item['loc']) or '(top level)'} = {item['input']!r}: {item['msg']}"
-                for item in error.errors()
-            ]
-            raise ConfigError("invalid FedAD configuration:\n" + "\n".join(lines)) from None
+            raise ConfigError("invalid FedAD configuration:\n" + "\n".join(explain(cls, error))) from None
 
     @classmethod
     def load(cls, path: str | Path) -> FedADConfig:
@@ -248,6 +254,29 @@ class FedADConfig(_Section):
 def _sha256(data: dict[str, Any]) -> str:
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def explain(model: type[BaseModel], error: ValidationError, where: tuple[str, ...] = (), no_key: str = "") -> list[str]:
+    """One line for each wrong key of ``model``: the key, below ``where``, its value, and what was expected.
+
+    ``no_key`` is a field that does not come from the user's file.
+    """
+    lines = []
+    for item in error.errors():
+        path = ".".join(str(part) for part in (*where, *item["loc"])) or "(top level)"
+        reason = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            known = (key for key in _keys(model, item["loc"][:-1]) if key != no_key)
+            reason = f"unknown key: expected one of {', '.join(known)}"
+        lines.append(f"  {path} = {item['input']!r}: {reason}")
+    return lines
+
+
+def _keys(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[str]:
+    for name in parents:
+        annotation = model.model_fields[str(name)].annotation
+        model = next(kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields"))
+    return list(model.model_fields)
 
 
 def check_name(value: str, what: str) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedad_components.config import NAME_PATTERN
+from fedad_components.config import NAME_PATTERN, explain
 
 VERSION = 1
 CACHE_FORMAT = 1
@@ -221,10 +221,7 @@ def _data_set(path: Path, name: str, entry: Any) -> DataSet:
     try:
         return DataSet.model_validate(entry | {"id": name})
     except ValidationError as error:
-        lines = [
-            f"  data_sets.{name}{''.join(f'.{part}' for part in item['loc'])} = {item['input']!r}: {item['msg']}"
-            for item in error.errors()
-        ]
+        lines = explain(DataSet, error, ("data_sets", name), no_key="id")
         raise CatalogueError(f"{path}: cannot be used:\n" + "\n".join(lines)) from None
 
 

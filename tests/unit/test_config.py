@@ -82,6 +82,12 @@ def test_every_field_is_described() -> None:
         ({"atsa": {"k": float("inf")}}, "atsa.k", "inf"),
         ({"federation": {"experiment": "../x"}}, "federation.experiment", "'../x'"),
         ({"federation": {"sites_per_round": 1, "min_sites": 2}}, "federation", "min_sites"),
+        ({"federation": {"round": 3}}, "federation.round", "unknown key: expected one of experiment, data_set, rounds"),
+        ({"model": {"initial_weights": {"name": "w"}}}, "model.initial_weights.name", "expected one of file, sha256"),
+        ({"federation": {"rounds": "2"}}, "federation.rounds", "'2'"),
+        ({"training": {"epochs": True}}, "training.epochs", "True"),
+        ({"training": {"betas": [0.9, 1.0]}}, "training.betas.1", "1.0"),
+        ({"views": {"blur_sigma": [2.0, 1.0]}}, "views.blur_sigma", "the smaller sigma first"),
     ],
 )
 def test_errors_name_the_key_and_the_value(data: dict[str, Any], key: str, value: str) -> None:

@@ -45,7 +45,8 @@ def test_relative_paths_start_at_the_catalogue(tmp_path: Path) -> None:
         ("min_side: 0", "min_side", "0"),
         ("pattern: 'sub/*.png'", "pattern", "sub/*.png"),
         ("colour: true", "colour", "True"),
-        ("table: {file: t.csv, patients: p}", "table.patients", "p"),
+        ("patern: '*.png'", "patern", "unknown key: expected one of folder, pattern, files"),
+        ("table: {file: t.csv, patients: p}", "table.patients", "expected one of file, path, patient, label"),
     ],
 )
 def test_errors_name_all(tmp_path: Path, line: str, key: str, value: str) -> None:
