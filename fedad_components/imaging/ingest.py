@@ -102,7 +102,8 @@ def _accepted(data_set: DataSet, folder: Path, index: Index) -> CachedImages:
         f"correct the data set's entry in the catalogue; then run 'fedad data check {data_set.id}'"
     )
     if account.used == 0:
-        raise DataRefused(f"{where}no usable image; {account.summary()}{fix}", account)
+        found = "" if index.records else " (the folder holds no file that pattern or files names)"
+        raise DataRefused(f"{where}no usable image{found}; {account.summary()}{fix}", account)
     if account.rejected_share > data_set.max_rejected:
         raise DataRefused(
             f"{where}{account.rejected_share:.1%} of the files were rejected, max_rejected is "

@@ -182,7 +182,7 @@ def test_thresholds(folder: Path, tmp_path: Path) -> None:
         open_cache(data_set(folder, max_rejected=0.05), tmp_path / "cache", SIDE)
     assert len(ingest(data_set(folder, max_rejected=0.08), tmp_path / "cache", SIDE)) == 12
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataRefused, match="no usable image; 0 files"):
+    with pytest.raises(DataRefused, match=r"no usable image \(the folder holds no file.*\); 0 files"):
         ingest(data_set(tmp_path / "empty"), tmp_path / "cache2", SIDE)
 
 
