@@ -48,11 +48,19 @@ def init(
     if existing and not force:
         raise _fail(f"would overwrite {', '.join(existing)}; use --force or another folder")
     for path, source in copies.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+        except OSError as error:
+            raise _fail(f"{path}: cannot be written ({error.strerror}): expected a folder, or a new name") from None
         _console.print(str(path), highlight=False, soft_wrap=True)
-    project = directory / "provisioning" / "project.yml"
-    _console.print(f"Next: edit {project}, then run: fedad provision kits {project}", highlight=False, soft_wrap=True)
+    distributed, project = directory / "provisioning" / "distributed", directory / "provisioning" / "project.yml"
+    _console.print(
+        f"Next, for private keys that stay with their owners: docs/provisioning.md, with the files of {distributed}\n"
+        f"Or, for all keys made on this machine: edit {project}, then run: fedad provision kits {project}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command(epilog="Example:  fedad provision kits consortium/provisioning/project.yml --out workspace")

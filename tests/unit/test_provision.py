@@ -286,6 +286,10 @@ def test_init_writes_every_file_once_and_kits_come_from_them(tmp_path: Path) -> 
     refused = run.invoke(app, ["init", str(tmp_path)])
     assert refused.exit_code == 1
     assert "--force" in refused.output
+    (tmp_path / "file").touch()
+    refused = run.invoke(app, ["init", str(tmp_path / "file")])
+    assert refused.exit_code == 1
+    assert "cannot be written" in refused.output
     assert run.invoke(app, ["init", str(tmp_path), "--force"]).exit_code == 0
 
     made = run.invoke(app, ["kits", str(tmp_path / "provisioning" / "project.yml"), "--out", str(tmp_path / "ws")])
