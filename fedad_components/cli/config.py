@@ -20,7 +20,11 @@ ConfigFile = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting, over the file; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="One setting, over the file; may be repeated. VALUE is JSON or a bare word; text of digits is '\"2027\"'.",
+    ),
 ]
 
 
