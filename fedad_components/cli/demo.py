@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,11 +21,18 @@ DATA_VARIABLE = "FEDAD_DATA"
 _console = Console()
 
 
+class Data(str, Enum):
+    """Images that the demo can run on."""
+
+    EMBEDDED = "embedded"
+    WBC = "wbc"
+
+
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for kits, logs, result and report; new or empty.")],
     data: Annotated[
-        str, typer.Option(help="embedded: images that come with the package; wbc: $FEDAD_DATA/wbc, five laboratories.")
-    ] = "embedded",
+        Data, typer.Option(help="embedded: images that come with the package; wbc: $FEDAD_DATA/wbc, five laboratories.")
+    ] = Data.EMBEDDED,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of the experiment.")] = 4,
     image_size: Annotated[int, typer.Option(min=32, max=512, help="Side of a view in pixels.")] = 96,
     seed: Annotated[int, typer.Option(min=0, help="Seed of images, weights, views and sampling.")] = 0,
@@ -42,10 +50,10 @@ def demo(
     from fedad_components.demo.run import DemoError, DemoOptions, run_demo
 
     root = os.environ.get(DATA_VARIABLE)
-    if data == "wbc" and not root:
+    if data is Data.WBC and not root:
         raise typer.BadParameter(f"set {DATA_VARIABLE} to the folder that holds wbc/", param_hint="--data wbc")
     try:
-        options = DemoOptions(out, data, rounds, image_size, seed, Path(root) / "wbc" if root else None)
+        options = DemoOptions(out, data.value, rounds, image_size, seed, Path(root) / "wbc" if root else None)
         summary = run_demo(options, _console)
     except DemoError as error:
         complain(error)

@@ -230,9 +230,12 @@ def read_project(path: str | Path | None = None) -> dict[str, Any]:
         project = yaml.safe_load(path.read_text(encoding="utf-8"))
         builders = [builder["path"] for builder in project["builders"]]
         project["participants"], project["name"]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise KitError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        problem = f"missing {error}" if isinstance(error, KeyError) else str(error)
         raise KitError(
-            f"{path}: not a FLARE project: expected YAML with name, participants, builders: {error!r}"
+            f"{path}: not a FLARE project: expected YAML with name, participants, builders: {problem}"
         ) from error
     ours = f"{FedADBuilder.__module__}.{FedADBuilder.__qualname__}"
     if ours not in builders:
