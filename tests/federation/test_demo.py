@@ -89,7 +89,14 @@ def test_a_stopped_demo_leaves_no_process(tmp_path: Path, number: int) -> None:
     out = tmp_path / "out"
     command = [FEDAD, "demo", "--out", str(out), "--rounds", "50", "--image-size", "32"]
     with open(tmp_path / "console", "w") as console:
-        demo = subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT, start_new_session=True)
+        demo = subprocess.Popen(
+            command,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Where these tests run in the background of a script, SIGINT is ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
     try:
         deadline = time.monotonic() + 150
         while "submitted" not in (tmp_path / "console").read_text():
