@@ -48,11 +48,20 @@ class ModelConfig(_Section):
     image_size: int = Field(
         224, ge=32, le=1024, description="side of a view in pixels; below 96 the stem is 3x3 stride 1 without max-pool"
     )
-    norm: Literal["batch", "local", "group"] = Field(
+    norm: Literal["batch", "local", "group", "folded"] = Field(
         "batch",
-        description="batch: running statistics are aggregated; local: they stay at the site (FedBN); group: GroupNorm",
+        description="batch: running statistics are aggregated; local: they stay at the site (FedBN); group: GroupNorm; "
+        "folded: the initial weights' BatchNorm statistics become constants of its scale and shift, and none are taken",
     )
     initial_weights: InitialWeights | None = Field(None, description="none: random initialisation from the seed")
+
+    @model_validator(mode="after")
+    def _something_to_fold(self) -> ModelConfig:
+        if self.norm == "folded" and self.initial_weights is None:
+            raise ValueError(
+                "norm 'folded' takes its constants from initial_weights, which is not set: supply them, or use 'group'"
+            )
+        return self
 
 
 class LossConfig(_Section):
@@ -161,6 +170,60 @@ class TrainingConfig(_Section):
     )
 
 
+class PrivacyConfig(_Section):
+    """What a site adds so that what it sends reveals little about its patients. docs/privacy.md says which mode proves
+    what; a site's ``policy.yaml`` bounds every key.
+    """
+
+    mode: Literal["none", "dp_sgd", "weight_noise", "client_dp"] = Field(
+        "none",
+        description="dp_sgd: group-clipped Gaussian mechanism at the site, proven for its units; weight_noise: HistoFL's "
+        "noise, without any guarantee; client_dp: proven for whole hospitals, trusts the server",
+    )
+    noise_multiplier: Positive = Field(
+        2.0, description="dp_sgd, client_dp: sigma, the noise's standard deviation over max_grad_norm"
+    )
+    max_grad_norm: Positive = Field(
+        1.0, description="dp_sgd: C, to which a unit's gradient is clipped; client_dp: S, the same for a site's update"
+    )
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        1e-5, description="dp_sgd, client_dp: the delta at which epsilon is stated"
+    )
+    unit: Literal["patient", "bundle"] = Field(
+        "bundle",
+        description="dp_sgd: what is protected; patient: all images of a patient; bundle: all images of the patients "
+        "that a keyed hash puts together. The site's catalogue declares how many units there are",
+    )
+    unit_size: int = Field(
+        8, ge=2, le=4096, description="dp_sgd: most images of a unit that a step uses, drawn anew in each step"
+    )
+    units_per_step: int = Field(32, ge=1, le=1_000_000, description="dp_sgd: expected units in a step")
+    trainable: Literal["all", "affine_and_head"] = Field(
+        "all", description="dp_sgd: all weights, or only the normalisation layers' scale and shift, and the head"
+    )
+    negatives: Literal["unit", "public"] = Field(
+        "unit", description="dp_sgd: NT-Xent's negatives come from the unit itself, or from public images"
+    )
+    public_data_set: str | None = Field(
+        None, pattern=NAME_PATTERN, description="data-set id of the public images for negatives: public"
+    )
+    weight_noise_alpha: Positive = Field(
+        0.1, description="weight_noise: alpha, the noise over each tensor's standard deviation"
+    )
+    force_small_federation: bool = Field(
+        False, description="client_dp: run it also where the noise will drown the update"
+    )
+
+    @model_validator(mode="after")
+    def _public_images(self) -> PrivacyConfig:
+        if (self.negatives == "public") != (self.public_data_set is not None):
+            raise ValueError(
+                f"negatives {self.negatives!r} with public_data_set {self.public_data_set!r}: expected a public data "
+                f"set exactly where the negatives are public"
+            )
+        return self
+
+
 class FederationConfig(_Section):
     """Who takes part, when, and what is on the wire."""
 
@@ -196,7 +259,34 @@ class FedADConfig(_Section):
     atsa: ATSAConfig = Field(default_factory=ATSAConfig)
     views: ViewsConfig = Field(default_factory=ViewsConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     federation: FederationConfig = Field(default_factory=FederationConfig)
+
+    @model_validator(mode="after")
+    def _private(self) -> FedADConfig:
+        """What the proof of a mode rests on, as far as the configuration decides it (docs/privacy.md)."""
+        wrong = []
+        if self.privacy.mode == "dp_sgd":
+            if self.model.norm not in ("folded", "group"):
+                wrong.append(
+                    f"model.norm {self.model.norm!r} couples the images of a batch: use 'group', or 'folded' with "
+                    f"public initial weights"
+                )
+            if self.loss.domain_target == "style":
+                wrong.append("loss.domain_target 'style' fits statistics to the site's images: use 'teacher'")
+            if self.training.max_images:
+                wrong.append(
+                    f"training.max_images {self.training.max_images} makes the choice of an image depend on the "
+                    f"others: use 0"
+                )
+        if self.privacy.mode == "client_dp":
+            if self.federation.update != "difference":
+                wrong.append("what is clipped is the update: set federation.update to 'difference'")
+            if self.model.norm == "batch":
+                wrong.append("model.norm 'batch' sends statistics of the images: use 'group', 'local' or 'folded'")
+        if wrong:
+            raise ValueError(f"privacy.mode {self.privacy.mode!r} does not go with this: {'; '.join(wrong)}")
+        return self
 
     @field_validator("federation")
     @classmethod

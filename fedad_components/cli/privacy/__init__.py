@@ -1,0 +1,1 @@
+"""`fedad privacy`: plan an experiment's guarantee, look at a site's ledger, audit the mechanism."""

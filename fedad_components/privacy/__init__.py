@@ -1,0 +1,1 @@
+"""Differential privacy: units, mechanism, accountants, ledger and audit. Imports no FLARE."""

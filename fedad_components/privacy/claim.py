@@ -1,0 +1,51 @@
+"""What may be said about the privacy of a site's training: an epsilon never stands without what it is an epsilon of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+STATEMENTS = {
+    "none": "No differential privacy. Images stayed at their hospital; the weights that left can reveal something about "
+    "the images they were trained on, and nothing bounds how much.",
+    "weight_noise": "No guarantee. Noise was added to the weights in proportion to their spread, without clipping or "
+    "accounting (HistoFL's alpha): no epsilon belongs to it.",
+    "dp_sgd": "With differential privacy on, for each site, everything it sends over all rounds is (epsilon, delta)-DP "
+    "with respect to adding or removing all images of one {unit} at that site; the number of units is public. Secret "
+    "randomness is assumed, and attacks on floating-point arithmetic are not covered.",
+    "client_dp": "The sequence of global models is (epsilon, delta)-DP with respect to adding or removing one hospital, "
+    "for everyone but the server, which sees each hospital's clipped update and is trusted to add the noise.",
+}
+"""The sentence to quote for each mode of ``privacy.mode``; ``{unit}`` is the privacy unit."""
+
+
+class PrivacyClaim(BaseModel):
+    """The guarantee of one site in one experiment, after the rounds that its ledger has charged."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    unit: Literal["patient", "bundle", "hospital"] = Field(description="what is protected")
+    units: int = Field(ge=1, description="declared number of units, public")
+    noise_multiplier: Positive = Field(description="sigma of the last round")
+    sample_rate: Annotated[float, Field(gt=0.0, le=1.0)] = Field(description="q of the last round")
+    steps: int = Field(ge=1, description="noised steps, over all rounds charged")
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(description="the delta of both epsilons")
+    epsilon_unit: Positive = Field(description="adding or removing one unit; accountant: PRV (Gopi et al. 2021)")
+    epsilon_record: Positive | None = Field(
+        description="one record changed inside a unit, the tight replace-one pair; None for hospitals"
+    )
+
+    def __str__(self) -> str:
+        text = (
+            f"epsilon = {self.epsilon_unit:.2f} for adding or removing one {self.unit} "
+            f"(delta = {self.delta:g}, PRV accountant)"
+        )
+        if self.epsilon_record is not None:
+            text += (
+                f"; epsilon = {self.epsilon_record:.2f} for one record changed inside a {self.unit} "
+                f"(delta = {self.delta:g}, replace-one PRV accountant)"
+            )
+        return text
