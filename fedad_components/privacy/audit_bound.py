@@ -1,9 +1,9 @@
 """One-run audit: what correct guesses about canaries prove about epsilon. Imports numpy and scipy only.
 
 Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023 (arXiv:2305.08846). Each of m
-canaries is included or left out by a fair secret coin. Who sees the output guesses r of the coins and abstains from the
-others. If the algorithm is (epsilon, delta)-DP with respect to one canary, v or more correct guesses are unlikely; where
-they happened all the same, that epsilon is refuted.
+canaries is included or left out by a fair secret coin. Whoever sees the output guesses r of the coins and abstains from
+the others. If the algorithm is (epsilon, delta)-DP with respect to adding or removing one canary, v or more right
+guesses are unlikely; where they happen all the same, that epsilon is refuted.
 """
 
 from __future__ import annotations

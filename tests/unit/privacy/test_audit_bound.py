@@ -108,11 +108,18 @@ def test_p_value_rises_with_epsilon_and_falls_with_right_guesses(data: st.DataOb
 
 @pytest.mark.parametrize(
     "arguments",
-    [(10, 11, 5, 1.0, 0.0), (10, 5, 6, 1.0, 0.0), (10, 5, -1, 1.0, 0.0), (10, 5, 5, -1.0, 0.0), (10, 5, 5, 1.0, 2.0)]
-    + [(10, 5, 5, math.nan, 0.0), (10, 5, 5, 1.0, math.nan)],
+    [
+        (10, 11, 5, 1.0, 0.0),
+        (10, 5, 6, 1.0, 0.0),
+        (10, 5, -1, 1.0, 0.0),
+        (10, 5, 5, -1.0, 0.0),
+        (10, 5, 5, math.nan, 0.0),
+        (10, 5, 5, 1.0, 2.0),
+        (10, 5, 5, 1.0, math.nan),
+    ],
 )
 def test_impossible_numbers_are_refused(arguments: tuple[int, int, int, float, float]) -> None:
-    with pytest.raises(ValueError, match="expected 0 <= correct|expected epsilon"):
+    with pytest.raises(ValueError, match=r"expected (0 <= correct|epsilon)"):
         p_value(*arguments)
 
 
