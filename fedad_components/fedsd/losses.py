@@ -69,6 +69,22 @@ def nt_xent(z_s: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits, twin)
 
 
+def nt_xent_against(z_s: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """Eq. 2 with other negatives: each view against its twin and the given ``negatives``, no other image.
+
+    The loss is a mean over images of which none depends on another.
+
+    Args:
+        z_s: ``(2, N, D)``.
+        negatives: ``(K, D)``, constants.
+    """
+    a, b = F.normalize(z_s, dim=-1, eps=EPS)
+    twin = (a * b).sum(dim=-1).repeat(2)[:, None]
+    others = torch.cat([a, b]) @ F.normalize(negatives, dim=-1, eps=EPS).T
+    logits = torch.cat([twin, others], dim=1) / temperature
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+
+
 def alignment(z_s: Tensor, z_d: Tensor, z_g: Tensor, lambda_t: float, domain_alignment: str = "opposite") -> Tensor:
     """Eq. 3: L_align = lambda_t/2 sum_v [ (1 - cos(z_s^v, z_g^v)) + (1 + cos(z_d^v, z_g^v)) ].
 
@@ -118,6 +134,7 @@ def fedsd(
     lambda_t: float,
     config: LossConfig,
     style: Tensor | None = None,
+    negatives: Tensor | None = None,
 ) -> Loss:
     """Eq. 1: L = L_con + L_align + L_ortho, with the options of the configuration. Terms of weight 0 are not computed.
 
@@ -128,6 +145,7 @@ def fedsd(
         lambda_t: weight of the alignment in this round.
         config: the configuration's ``loss`` section.
         style: ``(N, 128)``, needed for ``domain_target: style``.
+        negatives: ``(K, 128)``, z_s of public images; None: Eq. 2's, the other images.
 
     Raises:
         ValueError: if a needed target is missing.
@@ -136,7 +154,10 @@ def fedsd(
         z_s, z_d = full(z_s), full(z_d)
         zero = z_s.new_zeros(())
 
-        contrastive = nt_xent(z_s, config.temperature)
+        if negatives is None:
+            contrastive = nt_xent(z_s, config.temperature)
+        else:
+            contrastive = nt_xent_against(z_s, full(negatives), config.temperature)
 
         align = zero
         if lambda_t != 0:

@@ -29,6 +29,8 @@ WRAPPERS = ("_module.", "module.", "_orig_mod.")
 """Prefixes that Opacus, DataParallel and torch.compile put before a wrapped module's names."""
 RUNNING_STATISTICS = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
+BATCH_NORM_EPS = 1e-5
+"""torchvision's, which is PyTorch's."""
 
 
 class StateError(ValueError):
@@ -172,18 +174,21 @@ def to_torchvision(state: Mapping[str, Tensor], norm: str = "batch") -> dict[str
 
     The small stem's 3x3 kernel is zero-padded to 7x7, which is the same convolution with stride 1, padding 3 and no
     max-pool. BatchNorm counters are written as zero, and statistics that stayed at the sites as mean 0, variance 1: to
-    be estimated by :func:`~fedad_components.fedsd.model.estimate_statistics`. An extractor with GroupNorm has neither,
-    and loads into ``resnet18(norm_layer=lambda channels: GroupNorm(32, channels))``. An aggregated head is left out.
+    be estimated by :func:`~fedad_components.fedsd.model.estimate_statistics`. Folded statistics are written as mean 0
+    and variance 1 - eps: BatchNorm adds eps, and is the identity. An extractor with GroupNorm has neither counters nor
+    statistics, and loads into ``resnet18(norm_layer=lambda channels: GroupNorm(32, channels))``. An aggregated head is
+    left out.
     """
     exported = {name: tensor for name, tensor in plain_names(state).items() if not name.startswith(HEAD_PREFIX)}
     margin = (STEM_KERNEL - exported["conv1.weight"].shape[-1]) // 2
     exported["conv1.weight"] = F.pad(exported["conv1.weight"], (margin,) * 4).contiguous()
     if norm != "group":
         norm_layers = [name for name, tensor in exported.items() if name.endswith(".weight") and tensor.dim() == 1]
+        variance = 1 - BATCH_NORM_EPS if norm == "folded" else 1.0
         for name in norm_layers:
             layer, weight = name.removesuffix("weight"), exported[name]
             exported.setdefault(layer + "running_mean", torch.zeros_like(weight))
-            exported.setdefault(layer + "running_var", torch.ones_like(weight))
+            exported.setdefault(layer + "running_var", torch.full_like(weight, variance))
             exported[layer + COUNTER] = torch.zeros((), dtype=torch.int64)
     return exported
 
@@ -192,12 +197,14 @@ def from_torchvision(state: Mapping[str, Tensor], config: ModelConfig) -> dict[s
     """theta for the wire from torchvision's names: the last layer, counters and unused statistics are dropped.
 
     Raises:
-        StateError: if views are below 96 px and the 7x7 stem is not a padded 3x3 one.
+        StateError: if views are below 96 px and the 7x7 stem is not a padded 3x3 one, or there are no statistics to
+            fold.
     """
+    given = plain_names(state)
+    if config.norm == "folded":
+        given = fold_statistics(given)
     theta = {
-        name: tensor
-        for name, tensor in plain_names(state).items()
-        if not name.startswith("fc.") and _on_wire(name, config.norm)
+        name: tensor for name, tensor in given.items() if not name.startswith("fc.") and _on_wire(name, config.norm)
     }
     stem = theta.get("conv1.weight")
     if stem is not None and has_small_stem(config) and stem.shape[-1] == STEM_KERNEL:
@@ -209,6 +216,31 @@ def from_torchvision(state: Mapping[str, Tensor], config: ModelConfig) -> dict[s
             )
         theta["conv1.weight"] = centre
     return theta
+
+
+def fold_statistics(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """BatchNorm's running statistics as part of its scale and shift: the same network in evaluation mode, without them.
+
+    gamma / sqrt(variance + eps), and beta - mean gamma / sqrt(variance + eps), in float64 and rounded once.
+
+    Raises:
+        StateError: if a normalisation layer has no statistics.
+    """
+    folded = {name: tensor for name, tensor in state.items() if not is_statistic(name)}
+    for name in [name for name, tensor in folded.items() if name.endswith(".weight") and tensor.dim() == 1]:
+        layer = name.removesuffix("weight")
+        try:
+            mean, variance = (state[layer + statistic].double() for statistic in RUNNING_STATISTICS)
+            beta = state[layer + "bias"]
+        except KeyError as missing:
+            raise StateError(
+                f"{missing.args[0]}: missing: norm 'folded' starts from weights of a network with BatchNorm; use norm "
+                f"'group' for one with GroupNorm"
+            ) from None
+        scale = folded[name].double() / (variance + BATCH_NORM_EPS).sqrt()
+        folded[name] = scale.to(folded[name].dtype)
+        folded[layer + "bias"] = (beta.double() - mean * scale).to(beta.dtype)
+    return folded
 
 
 def save_extractor(

@@ -1,4 +1,4 @@
-"""The frozen teacher: the round's incoming extractor, made cheap without changing its output. Imports torch only."""
+"""The frozen teacher: the round's extractor, made cheap without changing its output. Imports torch and torchvision."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from fedad_components.fedsd.model import ScaleShift
+
 if TYPE_CHECKING:
     from fedad_components.config import TrainingConfig
 
 
 def fold_batch_norm(module: nn.Module) -> None:
-    """Fold each BatchNorm into the convolution before it, in place and in the weights' own precision.
+    """Fold each BatchNorm or ScaleShift into the convolution before it, in place and in the weights' own precision.
 
     Relies on torchvision's habit of naming a normalisation right after its convolution. GroupNorm depends on the image
     and cannot be folded: it stays.
     """
     previous_name, previous = "", module
     for name, child in list(module.named_children()):
-        if isinstance(child, nn.BatchNorm2d) and isinstance(previous, nn.Conv2d):
-            setattr(module, previous_name, fuse_conv_bn_eval(previous, child))
+        if isinstance(child, (nn.BatchNorm2d, ScaleShift)) and isinstance(previous, nn.Conv2d):
+            setattr(module, previous_name, fuse_conv_bn_eval(previous, cast(nn.BatchNorm2d, child)))
             setattr(module, name, nn.Identity())
         fold_batch_norm(child)
         previous_name, previous = name, child

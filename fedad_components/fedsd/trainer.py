@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -46,15 +46,23 @@ class RoundResult:
 
     update: dict[str, Tensor]
     """Full wire state theta_k after training, on the CPU."""
-    n_samples: int
-    """n_k of the aggregation: images of the site that are trained on."""
+    n_samples: int | None
+    """n_k of the aggregation: images of the site that are trained on. None under dp_sgd."""
     losses: list[dict[str, float]]
     """One entry an epoch, image means: ``total``, ``contrastive``, ``alignment`` and ``orthogonality``, with their
-    weights: ``total`` is the sum of the others."""
-    dead_z_d: float
+    weights: ``total`` is the sum of the others. Empty under dp_sgd."""
+    dead_z_d: float | None
     """Share of z_d without a direction in the last epoch: where gamma = lambda_t = 0 let it decay, no diagnostic of z_d
-    means anything."""
+    means anything. None under dp_sgd."""
     seconds: float
+
+
+class Report(NamedTuple):
+    """What a round says about the images besides theta_k: the fields of :class:`RoundResult`; by default, nothing."""
+
+    n_samples: int | None = None
+    losses: list[dict[str, float]] = []  # noqa: RUF012 (a NamedTuple's field; nobody changes it)
+    dead_z_d: float | None = None
 
 
 def choose_device(configured: str) -> torch.device:
@@ -73,7 +81,10 @@ def choose_device(configured: str) -> torch.device:
 
 
 class Student:
-    """A round's student and its optimiser: one call of :meth:`step` is one gradient step."""
+    """A round's student and its optimiser: one call of :meth:`step` is one gradient step.
+
+    Parameters that need no gradient are not trained.
+    """
 
     def __init__(
         self, extractor: nn.Module, head: nn.Module, teacher: Teacher | None, config: FedADConfig, device: torch.device
@@ -81,25 +92,35 @@ class Student:
         training = config.training
         self.extractor, self.head, self.teacher, self.config = extractor.train(), head.train(), teacher, config
         self.amp = training.amp == "auto" and device.type == "cuda" and native_bf16(device)
+        self.parameters = [
+            parameter for parameter in (*extractor.parameters(), *head.parameters()) if parameter.requires_grad
+        ]
         self.optimizer = torch.optim.Adam(
-            [*extractor.parameters(), *head.parameters()],
+            self.parameters,
             lr=training.learning_rate,
             betas=(training.betas[0], training.betas[1]),
             weight_decay=training.weight_decay,
             fused=True,
         )
 
-    def step(self, x: Tensor, lambda_t: float, style: Tensor | None = None) -> tuple[Loss, Tensor]:
-        """One step on the views ``(2N, 3, P, P)``; without a teacher, ``lambda_t`` has to be 0.
-
-        Returns:
-            The loss before the step, and z_d ``(2, N, 128)``; both without gradient.
-        """
-        # The teacher goes first: its activations are gone before the student's, which are kept for the gradient, exist.
-        z_g = self.teacher(x).unflatten(0, (2, -1)) if self.teacher else None
+    def embed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z_s and z_d, ``(2, N, 128)`` each, of views ``(2N, 3, P, P)``."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
             z_s, z_d = split(self.head(self.extractor(x)).unflatten(0, (2, -1)))
-        loss = fedsd(z_s, z_d, z_g, lambda_t, self.config.loss, style)
+        return z_s, z_d
+
+    def loss(
+        self, x: Tensor, lambda_t: float, style: Tensor | None = None, negatives: Tensor | None = None
+    ) -> tuple[Loss, Tensor]:
+        """The loss on the views ``(2N, 3, P, P)``, and z_d ``(2, N, 128)``; without a teacher, lambda_t has to be 0."""
+        # The teacher goes first: its activations are gone before the student's, which are kept for the gradient, exist.
+        z_g = self.teacher(x).unflatten(0, (2, -1)) if self.teacher else None
+        z_s, z_d = self.embed(x)
+        return fedsd(z_s, z_d, z_g, lambda_t, self.config.loss, style, negatives), z_d
+
+    def step(self, x: Tensor, lambda_t: float, style: Tensor | None = None) -> tuple[Loss, Tensor]:
+        """One step on the views: :meth:`loss` before the step, both without gradient."""
+        loss, z_d = self.loss(x, lambda_t, style)
         self.optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
         self.optimizer.step()
@@ -116,12 +137,22 @@ class LocalTrainer:
         device: overrides ``training.device``.
 
     Raises:
-        TrainingError: if the images are not of that form, or fewer than two.
+        TrainingError: if the images are not of that form, or fewer than two, or the configuration asks for a mode of
+            privacy that needs another trainer.
     """
+
+    modes: ClassVar[frozenset[str]] = frozenset({"none", "weight_noise", "client_dp"})
+    """Values of ``privacy.mode`` under which this trainer may train."""
+    fewest_images: ClassVar[int] = SMALLEST_BATCH
 
     def __init__(
         self, config: FedADConfig, images: np.ndarray, site: str, device: str | torch.device | None = None
     ) -> None:
+        if config.privacy.mode not in self.modes:
+            raise TrainingError(
+                f"site {site}: {type(self).__name__} does not train under privacy.mode {config.privacy.mode!r}: use "
+                f"fedad_components.privacy.trainer.make_trainer"
+            )
         if images.ndim != 4 or images.shape[3] != 3 or images.shape[1] != images.shape[2] or images.dtype != np.uint8:
             raise TrainingError(
                 f"site {site}: expected uint8 images (n, S, S, 3), got {images.dtype} {tuple(images.shape)}: ingest "
@@ -129,10 +160,10 @@ class LocalTrainer:
             )
         self.config, self.images, self.site = config, images, site
         self.chosen = self._choose_images()
-        if len(self.chosen) < SMALLEST_BATCH:
+        if len(self.chosen) < self.fewest_images:
             raise TrainingError(
                 f"site {site}: {len(self.chosen)} images to train on; contrastive learning needs at least "
-                f"{SMALLEST_BATCH}"
+                f"{self.fewest_images}"
             )
         self.device = torch.device(device) if device is not None else choose_device(config.training.device)
         self.private_head = config.loss.head == "private"
@@ -156,7 +187,7 @@ class LocalTrainer:
             global_state: theta^t, names as on the wire.
             lambda_t: weight of the alignment.
             round_number: t; it enters the seeds.
-            on_epoch: called with the epoch's number, from 0, and its losses.
+            on_epoch: called with the epoch's number, from 0, and its losses. Not under dp_sgd.
 
         Raises:
             StateError: if theta^t does not fit the configuration.
@@ -173,29 +204,11 @@ class LocalTrainer:
         needs_teacher = lambda_t != 0
         teacher = Teacher(extractor, self.projection, config.training, self.device) if needs_teacher else None
         student = Student(extractor, head, teacher, config, self.device)
-        order = stream(config.seed, "order", self.site, round_number)
-        view_stream = stream(config.seed, "views", self.site, round_number)
-
-        losses, dead = [], 0.0
-        for epoch in range(config.training.epochs):
-            epoch_losses, dead = self._train_epoch(student, lambda_t, order, view_stream)
-            if not np.isfinite(epoch_losses["total"]):
-                raise TrainingError(
-                    f"site {self.site}, round {round_number}, epoch {epoch}: the loss is not finite ({epoch_losses}): "
-                    f"the round's update is discarded. Lower training.learning_rate, or set training.amp to 'off'"
-                )
-            losses.append(epoch_losses)
-            if on_epoch is not None:
-                on_epoch(epoch, epoch_losses)
+        report = self._train(student, lambda_t, round_number, on_epoch)
 
         self.extractor, self.head, self.has_statistics = extractor, head, True
-        return RoundResult(
-            update=wire_state(extractor, shared_head, norm),
-            n_samples=len(self.chosen),
-            losses=losses,
-            dead_z_d=dead,
-            seconds=time.perf_counter() - began,
-        )
+        update = wire_state(extractor, shared_head, norm)
+        return RoundResult(update, *report, seconds=time.perf_counter() - began)
 
     def site_state(self) -> dict[str, Tensor]:
         """What is private and survives at the site: the head, and BatchNorm's statistics under ``norm: local``."""
@@ -225,6 +238,29 @@ class LocalTrainer:
         for name, tensor in own.items():
             tensor.copy_(state[name])
         self.has_statistics = self.has_statistics or has_statistics
+
+    def _train(
+        self,
+        student: Student,
+        lambda_t: float,
+        round_number: int,
+        on_epoch: Callable[[int, dict[str, float]], None] | None,
+    ) -> Report:
+        """All epochs of a round, in place."""
+        order = stream(self.config.seed, "order", self.site, round_number)
+        view_stream = stream(self.config.seed, "views", self.site, round_number)
+        losses, dead = [], 0.0
+        for epoch in range(self.config.training.epochs):
+            epoch_losses, dead = self._train_epoch(student, lambda_t, order, view_stream)
+            if not np.isfinite(epoch_losses["total"]):
+                raise TrainingError(
+                    f"site {self.site}, round {round_number}, epoch {epoch}: the loss is not finite ({epoch_losses}): "
+                    f"the round's update is discarded. Lower training.learning_rate, or set training.amp to 'off'"
+                )
+            losses.append(epoch_losses)
+            if on_epoch is not None:
+                on_epoch(epoch, epoch_losses)
+        return Report(len(self.chosen), losses, dead)
 
     def _train_epoch(
         self, student: Student, lambda_t: float, order: torch.Generator, view_stream: torch.Generator
