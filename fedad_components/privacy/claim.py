@@ -9,17 +9,26 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 STATEMENTS = {
-    "none": "No differential privacy. Images stayed at their hospital; the weights that left can reveal something about "
-    "the images they were trained on, and nothing bounds how much.",
+    "none": "No differential privacy. Images stayed at their hospital; the weights that left can reveal something "
+    "about the images they were trained on, and nothing bounds how much.",
     "weight_noise": "No guarantee. Noise was added to the weights in proportion to their spread, without clipping or "
     "accounting (HistoFL's alpha): no epsilon belongs to it.",
     "dp_sgd": "With differential privacy on, for each site, everything it sends over all rounds is (epsilon, delta)-DP "
     "with respect to adding or removing all images of one {unit} at that site; the number of units is public. Secret "
     "randomness is assumed, and attacks on floating-point arithmetic are not covered.",
-    "client_dp": "The sequence of global models is (epsilon, delta)-DP with respect to adding or removing one hospital, "
-    "for everyone but the server, which sees each hospital's clipped update and is trusted to add the noise.",
+    "client_dp": "The sequence of global models is (epsilon, delta)-DP with respect to adding or removing one "
+    "hospital, for everyone but the server, which sees each hospital's clipped update and is trusted to add the noise.",
 }
 """The sentence to quote for each mode of ``privacy.mode``; ``{unit}`` is the privacy unit."""
+
+
+ACCOUNTANTS = {"unit": "PRV accountant", "record": "replace-one PRV accountant"}
+"""Opacus's numerical composition (Gopi et al. 2021), and the same on the pair of one record replaced."""
+
+
+def adjacencies(unit: str) -> dict[str, str]:
+    """What the two epsilons are about, in words."""
+    return {"unit": f"adding or removing one {unit}", "record": f"one record changed inside a {unit}"}
 
 
 class PrivacyClaim(BaseModel):
@@ -39,13 +48,9 @@ class PrivacyClaim(BaseModel):
     )
 
     def __str__(self) -> str:
-        text = (
-            f"epsilon = {self.epsilon_unit:.2f} for adding or removing one {self.unit} "
-            f"(delta = {self.delta:g}, PRV accountant)"
-        )
-        if self.epsilon_record is not None:
-            text += (
-                f"; epsilon = {self.epsilon_record:.2f} for one record changed inside a {self.unit} "
-                f"(delta = {self.delta:g}, replace-one PRV accountant)"
-            )
-        return text
+        parts = [
+            f"epsilon = {epsilon:.2f} for {adjacency} (delta = {self.delta:g}, {ACCOUNTANTS[name]})"
+            for name, adjacency in adjacencies(self.unit).items()
+            if (epsilon := {"unit": self.epsilon_unit, "record": self.epsilon_record}[name]) is not None
+        ]
+        return "; ".join(parts)

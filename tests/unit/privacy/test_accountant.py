@@ -1,0 +1,161 @@
+"""Both accountants against the published table, closed forms, a direct integral and Google's dp_accounting."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from opacus.accountants import RDPAccountant
+from scipy.stats import norm
+
+from fedad_components.privacy.accountant import (
+    AccountantError,
+    Charge,
+    epsilon_record,
+    epsilon_unit,
+    noise_multiplier_for,
+)
+
+DELTA = 1e-5
+TABLE = [
+    (0.0128, 9360, 0.6, 29.5, 42.5),
+    (0.0128, 9360, 1.0, 7.96, 14.3),
+    (0.0128, 9360, 2.0, 2.75, 5.73),
+    (0.0128, 6318, 0.6, 23.4, 32.7),
+    (0.0128, 6318, 1.0, 6.36, 11.1),
+    (0.0128, 6318, 2.0, 2.21, 4.55),
+    (0.0512, 2280, 0.6, 62.0, 91.0),
+    (0.0512, 2280, 1.0, 18.4, 33.5),
+    (0.0512, 2280, 2.0, 6.07, 12.8),
+]
+
+
+@pytest.mark.parametrize(("q", "steps", "sigma", "unit", "record"), TABLE)
+def test_the_table_of_the_method_is_reproduced(q: float, steps: int, sigma: float, unit: float, record: float) -> None:
+    charges = [Charge(sigma, q, steps)]
+    assert epsilon_unit(charges, DELTA) == pytest.approx(unit, rel=0.02)
+    assert epsilon_record(charges, DELTA) == pytest.approx(record, rel=0.02)
+
+
+@pytest.mark.parametrize(("q", "steps", "sigma"), [(0.0128, 9360, 1.0), (0.0512, 500, 2.0), (0.3, 40, 4.0)])
+def test_adding_or_removing_a_unit_agrees_with_dp_accounting(q: float, steps: int, sigma: float) -> None:
+    oracle = PLDAccountant().compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(sigma)), steps)
+    assert epsilon_unit([Charge(sigma, q, steps)], DELTA) == pytest.approx(oracle.get_epsilon(DELTA), abs=0.03)
+
+
+def replaced_once(q: float, sigma: float, delta: float) -> float:
+    """Epsilon of one step under replacement: the hockey-stick divergence on a fine grid, and bisection."""
+    x = np.linspace(-12 * sigma - 1, 12 * sigma + 1, 1_000_001)
+    weight = (1 - q) * norm.pdf(x, 0, sigma)
+    p, other = weight + q * norm.pdf(x, 1, sigma), weight + q * norm.pdf(x, -1, sigma)
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = np.clip(p - math.exp(middle) * other, 0, None).sum() * (x[1] - x[0])
+        low, high = (middle, high) if above > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.0128, 1.0), (0.2, 0.7), (0.5, 3.0), (0.9, 2.0)])
+def test_one_record_changed_in_one_step_is_the_direct_integral(q: float, sigma: float) -> None:
+    expected = replaced_once(q, sigma, DELTA)
+    found = epsilon_record([Charge(sigma, q, 1)], DELTA)
+    assert expected <= found <= expected + 0.005 + 0.003 * expected
+
+
+@pytest.mark.parametrize("sigma", [1.0, 5.0])
+@pytest.mark.parametrize("steps", [1, 40])
+def test_without_sampling_it_is_the_analytic_gaussian(sigma: float, steps: int) -> None:
+    charge = [Charge(sigma, 1.0, steps)]
+    for epsilon, sensitivity in ((epsilon_unit(charge, DELTA), 1.0), (epsilon_record(charge, DELTA), 2.0)):
+        mu = sensitivity * math.sqrt(steps) / sigma
+        delta = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        assert delta == pytest.approx(DELTA, rel=1e-4)  # Balle and Wang 2018, Theorem 8
+    # A sample rate of almost 1 goes through the other code.
+    assert epsilon_unit([Charge(sigma, 1 - 1e-9, steps)], DELTA) == pytest.approx(
+        epsilon_unit(charge, DELTA), rel=0.01, abs=0.02
+    )
+    assert epsilon_record([Charge(sigma, 1 - 1e-9, steps)], DELTA) == pytest.approx(
+        epsilon_record(charge, DELTA), rel=0.01, abs=0.02
+    )
+
+
+@pytest.mark.parametrize(("z", "epsilon"), [(1, 46), (2, 17.9), (5, 5.8), (10, 2.6)])
+def test_forty_rounds_of_client_dp(z: float, epsilon: float) -> None:
+    assert epsilon_unit([Charge(z, 1.0, 40)], DELTA) == pytest.approx(epsilon, rel=0.01)
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.0128, 1.0, 9360), (0.1, 1.5, 300)])
+def test_the_bounds_are_ordered(q: float, sigma: float, steps: int) -> None:
+    """PRV is below RDP, which bounds from above; a replaced gradient is between one and two removed ones."""
+    rdp = RDPAccountant()
+    rdp.history = [(sigma, q, steps)]
+    unit, record = epsilon_unit([Charge(sigma, q, steps)], DELTA), epsilon_record([Charge(sigma, q, steps)], DELTA)
+    assert unit < rdp.get_epsilon(DELTA)
+    halved = [Charge(sigma / 2, q, steps)]  # sound for a replacement, and far too pessimistic
+    assert unit < record < epsilon_unit(halved, DELTA)
+
+
+def test_charges_compose_whatever_their_order_and_equal_ones_merge() -> None:
+    a, b = Charge(2.0, 0.05, 100), Charge(1.5, 0.02, 300)
+    for epsilon in (epsilon_unit, epsilon_record):
+        together = epsilon([a, b], DELTA)
+        assert together == epsilon([b, a], DELTA)
+        assert max(epsilon([a], DELTA), epsilon([b], DELTA)) < together
+        assert together < epsilon([a], DELTA / 2) + epsilon([b], DELTA / 2)  # basic composition
+        assert epsilon([a, a, a], DELTA) == epsilon([Charge(2.0, 0.05, 300)], DELTA)
+    assert epsilon_unit([], DELTA) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("charge", "epsilon"),
+    [
+        (Charge(0.3, 0.05, 1000), (100, 10_000)),
+        (Charge(20.0, 1e-6, 1_000_000), (0, 0.05)),
+        (Charge(1.0, 0.001, 1_000_000), (6, 9)),
+    ],
+)
+def test_extremes_are_answered_or_refused_but_never_wrong(charge: Charge, epsilon: tuple[float, float]) -> None:
+    for function in (epsilon_unit, epsilon_record):
+        try:
+            found = function([charge], DELTA)
+        except AccountantError as refused:
+            assert "add noise" in str(refused) or "cannot compose" in str(refused)  # noqa: PT017
+        else:
+            assert epsilon[0] <= found <= 2.5 * epsilon[1]
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, "1", True, None])
+def test_a_charge_holds_positive_numbers(bad: object) -> None:
+    for name in ("noise_multiplier", "sample_rate", "steps"):
+        values = {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 1, name: bad}
+        with pytest.raises(ValueError, match=name):
+            Charge(**values)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at most 1"):
+        Charge(1.0, 1.5, 1)
+    with pytest.raises(ValueError, match="whole number"):
+        Charge(1.0, 0.5, 1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_a_delta_is_a_probability(delta: float) -> None:
+    with pytest.raises(ValueError, match="delta"):
+        epsilon_unit([Charge(1.0, 0.1, 1)], delta)
+
+
+@pytest.mark.parametrize(
+    ("target", "q", "steps"), [(8.0, 0.0128, 9360), (1.0, 0.05, 100), (3.0, 1.0, 4), (40.0, 0.05, 2280)]
+)
+def test_the_sigma_for_a_target_just_meets_it(target: float, q: float, steps: int) -> None:
+    sigma = noise_multiplier_for(target, q, steps, DELTA)
+    assert 0.97 * target < epsilon_unit([Charge(sigma, q, steps)], DELTA) <= target
+
+
+def test_a_target_out_of_reach_is_refused() -> None:
+    with pytest.raises(AccountantError, match="out of reach"):
+        noise_multiplier_for(0.012, 1.0, 1_000_000, DELTA)
+    with pytest.raises(ValueError, match="target_epsilon"):
+        noise_multiplier_for(math.nan, 0.1, 10, DELTA)
