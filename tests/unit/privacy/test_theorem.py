@@ -85,11 +85,12 @@ def test_an_outlier_among_near_identical_images_moves_its_own_unit_alone(spy: Sp
 @pytest.mark.parametrize("trainable", ["all", "affine_and_head"])
 def test_training_is_the_mechanism_written_out(spy: Spy, trainable: str) -> None:
     """Draws of 2, 0 and 1 units with torch's own loop and Adam; only weights, views and loss are the package's."""
+    clip = 2.0
     config = configuration(
         seed=5,
         training={"learning_rate": 1e-4, "weight_decay": 1e-3, "betas": (0.5, 0.9)},
         trainable=trainable,
-        privacy={"unit_size": 2, "units_per_step": 3},
+        privacy={"unit_size": 2, "units_per_step": 3, "max_grad_norm": clip},
     )
     images, draws, lambda_t = tiles(), [[0, 2], [], [1], [2]], 0.7
     trainer = make_trainer(config, images)
@@ -112,7 +113,7 @@ def test_training_is_the_mechanism_written_out(spy: Spy, trainable: str) -> None
             gradients = torch.autograd.grad(loss, trained)
             norm = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
             for summed, gradient in zip(total, gradients, strict=True):
-                summed += gradient * min(1.0, C / norm)
+                summed += gradient * min(1.0, clip / norm)
         for parameter, summed in zip(trained, total, strict=True):
             parameter.grad = summed / 3
         optimizer.step()
