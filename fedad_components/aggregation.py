@@ -35,12 +35,16 @@ class StreamingMean:
         self.weight += weight
         self.count += 1
 
-    def result(self) -> dict[str, torch.Tensor]:
-        """The mean as float32.
+    def sum(self) -> dict[str, torch.Tensor]:
+        """Sum of n_k theta_k, float64.
 
         Raises:
             ValueError: if nothing was added.
         """
         if self.count == 0:
             raise ValueError("no update to average")
-        return {name: (total / self.weight).to(torch.float32) for name, total in self._sums.items()}
+        return dict(self._sums)
+
+    def result(self) -> dict[str, torch.Tensor]:
+        """The mean as float32; ValueError as for :meth:`sum`."""
+        return {name: (total / self.weight).to(torch.float32) for name, total in self.sum().items()}

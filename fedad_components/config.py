@@ -177,8 +177,8 @@ class PrivacyConfig(_Section):
 
     mode: Literal["none", "dp_sgd", "weight_noise", "client_dp"] = Field(
         "none",
-        description="dp_sgd: group-clipped Gaussian mechanism at the site, proven for its units; weight_noise: HistoFL's "
-        "noise, without any guarantee; client_dp: proven for whole hospitals, trusts the server",
+        description="dp_sgd: group-clipped Gaussian mechanism at the site, proven for its units; weight_noise: "
+        "HistoFL's noise, without any guarantee; client_dp: proven for whole hospitals, trusts the server",
     )
     noise_multiplier: Positive = Field(
         2.0, description="dp_sgd, client_dp: sigma, the noise's standard deviation over max_grad_norm"

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedad_components.files import make_private_dir
+from fedad_components.privacy.claim import PrivacyClaim
 
 FILE_NAME = "rounds.jsonl"
 
@@ -58,8 +59,21 @@ class RoundRecord(BaseModel):
     lambda_next: NonNegative = Field(description="lambda of the coming round, Eq. 6")
     instability: NonNegative = Field(description="Delta of this round's aggregate, Eq. 5")
     phase: Literal["exploration", "enforcement"] = Field(description="phase that ATSA reports after this round")
-    losses: dict[str, Losses] = Field(description="participant -> losses of its last local epoch")
-    n_samples: dict[str, Count] = Field(description="participant -> images it trained on, its weight in the mean")
+    losses: dict[str, Losses] = Field(
+        description="participant -> losses of its last local epoch; empty where the privacy mode keeps them at the site"
+    )
+    n_samples: dict[str, Count] = Field(
+        description="participant -> images it trained on, its weight in the mean; empty where all weigh the same"
+    )
+    claims: dict[str, PrivacyClaim] = Field(
+        default_factory=dict, description="participant -> its guarantee in this experiment, under dp_sgd"
+    )
+    global_claim: PrivacyClaim | None = Field(
+        default=None, description="guarantee of all global models so far, for each hospital, under client_dp"
+    )
+    ledger_heads: dict[str, str] = Field(
+        default_factory=dict, description="participant -> head of its privacy ledger, which its chain must still hold"
+    )
     bytes: dict[str, Count] = Field(description="participant -> bytes of the tensors that it sent")
     seconds: NonNegative = Field(description="wall-clock time from the first task sent to the new global model")
 
@@ -73,6 +87,8 @@ class RoundRecord(BaseModel):
         for field, allowed in (
             ("losses", set(self.participants)),
             ("n_samples", set(self.participants)),
+            ("claims", set(self.participants)),
+            ("ledger_heads", set(self.participants)),
             ("bytes", asked),
         ):
             if strangers := set(getattr(self, field)) - allowed:

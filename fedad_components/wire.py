@@ -6,16 +6,23 @@ the rules for the weights. Imports neither FLARE nor torch.
 
 from __future__ import annotations
 
+import hashlib
 from enum import Enum
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedad_components.config import NAME_PATTERN
+from fedad_components.config import NAME_PATTERN, FedADConfig
+from fedad_components.privacy.claim import PrivacyClaim
+from fedad_components.privacy.policy import Rule
 from fedad_components.records import Losses
 
 REASON_HEADER = "fedad_reason"
 """The one header of ours that an error reply may carry; its value is a :class:`Reason`."""
+
+
+RULE_HEADER = "fedad_rule"
+"""Beside the reason ``policy-refused``: the rule of the site's policy, a :class:`Rule`."""
 
 
 class Reason(str, Enum):
@@ -25,6 +32,8 @@ class Reason(str, Enum):
     POLICY_REFUSED = "policy-refused"
     DATA_REFUSED = "data-refused"
     STATE_REFUSED = "state-refused"
+    BUDGET_EXHAUSTED = "budget-exhausted"
+    LEDGER_REFUSED = "ledger-refused"
     TRAINING_FAILED = "training-failed"
     WORKER_DIED = "worker-died"
     TIMED_OUT = "timed-out"
@@ -33,6 +42,11 @@ class Reason(str, Enum):
 def parse_reason(value: Any) -> Reason | None:
     """The reason of an error reply; None for anything outside the vocabulary."""
     return next((reason for reason in Reason if reason.value == value), None)
+
+
+def parse_rule(value: Any) -> Rule | None:
+    """The rule of a refusal; None for anything outside the vocabulary."""
+    return next((rule for rule in Rule if rule.value == value), None)
 
 
 class WireError(ValueError):
@@ -63,6 +77,11 @@ class TaskMeta(_Meta):
     config_digest: Digest
     round: int = Field(ge=0)
     lambda_t: float = Field(ge=0.0, allow_inf_nan=False)
+    ledger_heads: dict[str, Digest] = Field(
+        default_factory=dict,
+        description="site_key -> head of that site's privacy ledger in its last result: a ledger that was rolled back, "
+        "with everything else at the site, does not hold it any more",
+    )
 
 
 class ResultMeta(_Meta):
@@ -70,8 +89,25 @@ class ResultMeta(_Meta):
 
     config_digest: Digest
     round: int = Field(ge=0)
-    n_samples: int = Field(gt=0, description="images that the site trained on, the weight of its update")
-    losses: Losses = Field(description="means of the last local epoch")
+    n_samples: int | None = Field(
+        default=None, gt=0, description="images that the site trained on, the weight of its update; not in SILENT_MODES"
+    )
+    losses: Losses | None = Field(default=None, description="means of the last local epoch; not in SILENT_MODES")
+    claim: PrivacyClaim | None = Field(
+        default=None, description="dp_sgd: the site's guarantee in this experiment, from public figures alone"
+    )
+    ledger_head: Digest | None = Field(
+        default=None, description="head of the site's privacy ledger, a hash that reveals nothing; always with a claim"
+    )
+
+
+SILENT_MODES = frozenset({"dp_sgd", "client_dp"})
+"""Modes of privacy in which nothing about the images leaves with the weights: no count, no loss."""
+
+
+def site_key(experiment: str, site: str) -> str:
+    """Key of a site in ``TaskMeta.ledger_heads``, which goes to every site of the round: not its name."""
+    return hashlib.sha256(f"{experiment}\x1f{site}".encode()).hexdigest()[:16]
 
 
 MetaModel = TypeVar("MetaModel", bound=_Meta)
@@ -92,3 +128,36 @@ def parse_meta(model: type[MetaModel], meta: Any) -> MetaModel:
         ]
         more = f" and {error.error_count() - _PROBLEMS} more" if error.error_count() > _PROBLEMS else ""
         raise WireError(f"meta refused: {'; '.join(problems)}{more}") from None
+
+
+def parse_result_meta(meta: Any, config: FedADConfig) -> ResultMeta:
+    """Validate the meta of a result under an experiment's configuration.
+
+    Raises:
+        WireError: as :func:`parse_meta`, or if a field is there that the privacy mode keeps back, or lacks.
+    """
+    parsed = parse_meta(ResultMeta, meta)
+    if parsed.config_digest != config.digest():
+        raise WireError("config_digest: trained under another configuration than this job's")
+    mode = config.privacy.mode
+    expected = {
+        "n_samples": mode not in SILENT_MODES,
+        "losses": mode not in SILENT_MODES,
+        "claim": mode == "dp_sgd",
+    }
+    for name, wanted in expected.items():
+        if (getattr(parsed, name) is not None) != wanted:
+            raise WireError(f"{name}: {'missing' if wanted else 'unexpected'} under privacy.mode {mode!r}")
+    if parsed.claim is not None:
+        _check_claim(parsed, parsed.claim, config)
+    return parsed
+
+
+def _check_claim(meta: ResultMeta, claim: PrivacyClaim, config: FedADConfig) -> None:
+    if meta.ledger_head is None:
+        raise WireError("ledger_head: missing: a claim rests on a ledger")
+    for name in ("unit", "delta", "noise_multiplier"):
+        if getattr(claim, name) != getattr(config.privacy, name):
+            raise WireError(
+                f"claim.{name}: {shown(getattr(claim, name))}, the configuration's is {getattr(config.privacy, name)}"
+            )

@@ -13,12 +13,19 @@ from rich.console import Console
 from fedad_components.cli.messages import complain
 
 EPILOG = (
-    "Examples:  fedad demo --out demo-out  |  "
+    "Examples:  fedad demo --out demo-out  |  fedad demo --out private-out --privacy dp_sgd  |  "
     "FEDAD_DATA=/data fedad demo --out wbc-out --data wbc --rounds 10 --image-size 96"
 )
 DATA_VARIABLE = "FEDAD_DATA"
 
 _console = Console()
+
+
+class Privacy(str, Enum):
+    """Privacy modes that the demo can show."""
+
+    NONE = "none"
+    DP_SGD = "dp_sgd"
 
 
 class Data(str, Enum):
@@ -35,6 +42,10 @@ def demo(
     ] = Data.EMBEDDED,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of the experiment.")] = 4,
     image_size: Annotated[int, typer.Option(min=32, max=512, help="Side of a view in pixels.")] = 96,
+    privacy: Annotated[
+        Privacy,
+        typer.Option(help="dp_sgd: differential privacy at each hospital; the last one's policy refuses the job."),
+    ] = Privacy.NONE,
     seed: Annotated[int, typer.Option(min=0, help="Seed of images, weights, views and sampling.")] = 0,
 ) -> None:
     """Run a federation here: a server, four hospitals and an operator, as real FLARE processes over mutual TLS.
@@ -53,7 +64,9 @@ def demo(
     if data is Data.WBC and not root:
         raise typer.BadParameter(f"set {DATA_VARIABLE} to the folder that holds wbc/", param_hint="--data wbc")
     try:
-        options = DemoOptions(out, data.value, rounds, image_size, seed, Path(root) / "wbc" if root else None)
+        options = DemoOptions(
+            out, data.value, rounds, image_size, seed, Path(root) / "wbc" if root else None, privacy.value
+        )
         summary = run_demo(options, _console)
     except DemoError as error:
         complain(error)

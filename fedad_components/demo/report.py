@@ -27,10 +27,11 @@ def render(summary: Summary) -> str:
     plots = {}
     if summary.rounds:
         plots = {
-            "losses": figures.losses(summary),
             "schedule": figures.schedule(summary),
             "participation": figures.participation(summary),
         }
+    if any(summary.losses):  # some privacy modes keep them at the site
+        plots["losses"] = figures.losses(summary)
     if summary.probe:
         plots["probe"] = figures.probe(summary.probe)
     template = files("fedad_components").joinpath("demo/assets/report.html.j2").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,15 +17,11 @@ from fedad_components.config import FedADConfig
 from fedad_components.demo.data import DemoData
 from fedad_components.evaluation.probe import ProbeResult
 from fedad_components.files import write_atomic
+from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
 from fedad_components.records import Losses, RoundRecord
+from fedad_components.wire import SILENT_MODES
 
 SOFTWARE = ("fedad", "nvflare", "torch", "torchvision", "monai", "scikit-learn", "pydicom", "numpy")
-
-NO_DIFFERENTIAL_PRIVACY = (
-    "No differential privacy in this run. Images and optimiser states stayed at their hospital; the extractor's "
-    "weights, the number of images and mean losses left it. Weights can reveal something about the images they were "
-    "trained on, and nothing in this run bounds how much."
-)
 
 
 class SummaryError(ValueError):
@@ -37,8 +33,13 @@ class Privacy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mode: Literal["none"] = "none"
-    statement: str = NO_DIFFERENTIAL_PRIVACY
+    mode: str = Field(description="privacy.mode of the experiment")
+    statement: str = Field(description="what may be said about this mode, and no more")
+    sites: dict[str, PrivacyClaim] = Field(
+        description="site -> its guarantee after its last round in the aggregate, with unit and delta; empty where the "
+        "mode gives none"
+    )
+    hospitals: PrivacyClaim | None = Field(None, description="client_dp: the guarantee of the global models")
 
 
 class UnseenSite(BaseModel):
@@ -64,7 +65,9 @@ class Summary(BaseModel):
     config_digest: str = Field(description="SHA-256 of the configuration's canonical JSON")
     config: dict[str, Any] = Field(description="the whole configuration, defaults written out")
     sites: list[str]
-    n_samples: dict[str, int] = Field(description="site -> images it trained on, as it reported")
+    n_samples: dict[str, int] = Field(
+        description="site -> images it trained on, as it reported; empty where the privacy mode keeps that at the site"
+    )
     rounds: int = Field(description="finished rounds")
     rounds_planned: int
     participants: list[list[str]] = Field(description="per round: sites whose update is in the aggregate")
@@ -80,7 +83,7 @@ class Summary(BaseModel):
     bytes_sent: dict[str, int] = Field(description="site -> bytes of all the tensors that it sent")
     unseen: UnseenSite
     probe: ProbeResult | None = Field(description="None if there was no model to probe")
-    privacy: Privacy = Privacy()
+    privacy: Privacy
     notes: list[str] = Field(description="what a reader must know to judge the numbers")
     versions: dict[str, str] = Field(description="software -> version")
     finished_at: str = Field(description="UTC, ISO 8601")
@@ -134,7 +137,7 @@ def build_summary(
         config_digest=config.digest(),
         config=config.to_json(),
         sites=sites,
-        n_samples={site: max((record.n_samples.get(site, 0) for record in records), default=0) for site in sites},
+        n_samples=_image_counts(records, sites, config),
         rounds=len(records),
         rounds_planned=config.federation.rounds,
         participants=[record.participants for record in records],
@@ -148,10 +151,30 @@ def build_summary(
         bytes_sent={site: sum(record.bytes.get(site, 0) for record in records) for site in sites},
         unseen=UnseenSite(site=data.unseen.site, label=data.unseen.label, description=data.unseen.description),
         probe=probe,
+        privacy=_privacy(records, config),
         notes=[*notes, *_atsa_note(records, config)],
         versions=_versions(),
         finished_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         wall_s=wall_s,
+    )
+
+
+def _image_counts(records: Sequence[RoundRecord], sites: Sequence[str], config: FedADConfig) -> dict[str, int]:
+    if config.privacy.mode in SILENT_MODES:
+        return {}
+    return {site: max((record.n_samples.get(site, 0) for record in records), default=0) for site in sites}
+
+
+def _privacy(records: Sequence[RoundRecord], config: FedADConfig) -> Privacy:
+    """The mode's statement, and each site's claim as of its last accepted round."""
+    claims: dict[str, PrivacyClaim] = {}
+    for record in records:
+        claims |= record.claims
+    return Privacy(
+        mode=config.privacy.mode,
+        statement=STATEMENTS[config.privacy.mode].format(unit=config.privacy.unit),
+        sites=dict(sorted(claims.items())),
+        hospitals=records[-1].global_claim if records else None,
     )
 
 

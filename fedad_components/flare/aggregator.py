@@ -15,8 +15,10 @@ from fedad_components.aggregation import StreamingMean
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import wire_spec
 from fedad_components.flare.context import SENDER_PROP, data_kind, read_dxo
+from fedad_components.privacy.client_dp import clip_update, noise_sum
+from fedad_components.privacy.mechanism import secure_generator
 from fedad_components.tensors import check_tensors, decode, payload_bytes, wire_dtype
-from fedad_components.wire import ResultMeta, WireError, parse_meta
+from fedad_components.wire import ResultMeta, WireError, parse_result_meta
 
 
 @dataclass
@@ -33,12 +35,12 @@ class RoundOfUpdates:
     closed: bool = False
 
     def __post_init__(self) -> None:
-        self.digest = self.config.digest()
         self.spec = wire_spec(self.config)
 
 
 class FedADAggregator(Aggregator):
-    """Accepts or refuses each update by site name; the aggregate is the n_k-weighted mean of the accepted ones."""
+    """Accepts or refuses each update by site name; the aggregate is the mean of the accepted ones,
+    weighted by n_k where the privacy mode lets it leave a site."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,17 +82,19 @@ class FedADAggregator(Aggregator):
         if site in current.accepted:
             raise WireError(f"the site has already answered in round {current.number}")
         dxo = read_dxo(shareable, data_kind(current.config))
-        meta = parse_meta(ResultMeta, dxo.meta)
+        meta = parse_result_meta(dxo.meta, current.config)
         if meta.round != current.number:
             raise WireError(f"it answers round {meta.round}, not round {current.number}")
-        if meta.config_digest != current.digest:
-            raise WireError("it was trained under another configuration (digest differs)")
-        if meta.n_samples > current.config.federation.max_samples:
+        weight = meta.n_samples or 1  # where no count leaves a site, all weigh the same
+        if weight > current.config.federation.max_samples:
             raise WireError(
-                f"n_samples {meta.n_samples} exceeds federation.max_samples {current.config.federation.max_samples}"
+                f"n_samples {weight} exceeds federation.max_samples {current.config.federation.max_samples}"
             )
         check_tensors(dxo.data, current.spec, wire_dtype(current.config))
-        current.mean.add(decode(dxo.data), meta.n_samples)
+        update = decode(dxo.data)
+        if current.config.privacy.mode == "client_dp":  # again: the bound must hold whatever a site does
+            update = clip_update(update, current.config.privacy.max_grad_norm)
+        current.mean.add(update, weight)
         current.accepted[site] = meta
         current.refused.pop(site, None)
         current.bytes[site] = payload_bytes(dxo.data)
@@ -107,6 +111,17 @@ class FedADAggregator(Aggregator):
             return self.round
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
-        """The weighted mean of the accepted updates."""
+        """The weighted mean of the accepted updates; under client_dp the noised sum over the number of sites asked."""
         current = self.close_round()
-        return DXO(data_kind(current.config), current.mean.result(), {}).to_shareable()
+        privacy = current.config.privacy
+        if privacy.mode == "client_dp":
+            update = noise_sum(
+                current.mean.sum(),
+                len(current.targets),
+                noise_multiplier=privacy.noise_multiplier,
+                max_norm=privacy.max_grad_norm,
+                generator=secure_generator(),
+            )
+        else:
+            update = current.mean.result()
+        return DXO(data_kind(current.config), update, {}).to_shareable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,12 @@ from fedad_components.fedsd.seeds import stream_seed
 from fedad_components.fedsd.state import trainable_names
 from fedad_components.flare.aggregator import FedADAggregator
 from fedad_components.flare.context import SENDER_PROP, known_code, register_tensors, set_configuration
-from fedad_components.flare.persistor import ATSA_STATE, NEXT_ROUND, RECORD
+from fedad_components.flare.persistor import ATSA_STATE, NEXT_ROUND, RECORD, RECORDS
+from fedad_components.privacy.accountant import Charge, epsilon_unit
+from fedad_components.privacy.claim import PrivacyClaim
+from fedad_components.privacy.client_dp import ClientDPRefused, check_size
 from fedad_components.records import RoundRecord
-from fedad_components.wire import REASON_HEADER, TaskMeta, parse_reason
+from fedad_components.wire import REASON_HEADER, RULE_HEADER, ResultMeta, TaskMeta, parse_reason, parse_rule, site_key
 
 TRAIN_TASK = "train"
 STATS_GROUP = "fedad"
@@ -44,6 +48,12 @@ def draw_sites(sites: list[str], count: int, seed: int, round_number: int) -> li
         return sites
     generator = np.random.default_rng(stream_seed(seed, "sites", round_number=round_number))
     return sorted(generator.choice(sites, size=count, replace=False).tolist())
+
+
+def _reported(name: str, accepted: Mapping[str, ResultMeta]) -> dict[str, Any]:
+    """What the accepted sites say under one key of their meta; sites that keep it back are left out."""
+    values = ((site, getattr(meta, name)) for site, meta in sorted(accepted.items()))
+    return {site: value for site, value in values if value is not None}
 
 
 class FedADController(ScatterAndGather):
@@ -83,6 +93,7 @@ class FedADController(ScatterAndGather):
         self._trainable = trainable_names(self._config)
         self._atsa = ATSA(self._config.atsa)
         self._records: list[RoundRecord] = []
+        self._ledger_heads: dict[str, str] = {}
         self._theta_old: dict[str, Any] = {}
         self._round_started = 0.0
         self._task: Task | None = None
@@ -103,6 +114,8 @@ class FedADController(ScatterAndGather):
         meta = self._global_weights[ModelLearnableKey.META]
         if meta[ATSA_STATE] is not None:
             self._atsa.load_state_dict(meta[ATSA_STATE])
+        for record in meta[RECORDS]:
+            self._ledger_heads |= record.ledger_heads
         self._start_round = meta[NEXT_ROUND]
         self._num_rounds = max(0, self._config.federation.rounds - self._start_round)
         fl_ctx.set_prop(AppConstants.START_ROUND, self._start_round, private=True, sticky=True)
@@ -141,12 +154,20 @@ class FedADController(ScatterAndGather):
                 fl_ctx,
             )
             return
+        if self._config.privacy.mode == "client_dp":
+            try:
+                check_size(len(sites), self._config)
+            except ClientDPRefused as error:
+                self.system_panic(f"round {round_number}: {error}", fl_ctx)
+                return
         dxo = from_shareable(task.data)
+        experiment = self._config.federation.experiment
         dxo.meta = TaskMeta(
-            experiment=self._config.federation.experiment,
+            experiment=experiment,
             config_digest=self._digest,
             round=round_number,
             lambda_t=self._atsa.lambda_t,
+            ledger_heads={site_key(experiment, site): head for site, head in self._ledger_heads.items()},
         ).model_dump()
         dxo.update_shareable(task.data)
         self.aggregator.open_round(round_number, sites, self._config)
@@ -174,9 +195,11 @@ class FedADController(ScatterAndGather):
     ) -> bool:
         code = result.get_return_code()
         if code != ReturnCode.OK:
-            # A site's free text is not repeated in the server's log: only a known code and reason are.
+            # A site's free text is not repeated in the server's log: only a known code, reason and rule are.
             reason = parse_reason(result.get_header(REASON_HEADER))
-            why = f"the site reports {known_code(code)}" + (f" ({reason.value})" if reason else "")
+            rule = parse_rule(result.get_header(RULE_HEADER))
+            details = ": ".join(word.value for word in (reason, rule) if word)
+            why = f"the site reports {known_code(code)}" + (f" ({details})" if details else "")
             self.aggregator.refuse(client_name, why, fl_ctx)
             return False
         fl_ctx.set_prop(SENDER_PROP, client_name, private=True, sticky=False)
@@ -219,12 +242,16 @@ class FedADController(ScatterAndGather):
             lambda_next=lambda_next,
             instability=delta,
             phase=self._atsa.phase,
-            losses={site: meta.losses for site, meta in sorted(gathered.accepted.items())},
-            n_samples={site: meta.n_samples for site, meta in sorted(gathered.accepted.items())},
+            losses=_reported("losses", gathered.accepted),
+            n_samples=_reported("n_samples", gathered.accepted),
+            claims=_reported("claim", gathered.accepted),
+            ledger_heads=_reported("ledger_head", gathered.accepted),
+            global_claim=self._global_claim(len(gathered.targets)),
             bytes=dict(sorted(gathered.bytes.items())),
             seconds=time.monotonic() - self._round_started,
         )
         self._records.append(record)
+        self._ledger_heads |= record.ledger_heads
         self._global_weights[ModelLearnableKey.META] = {
             NEXT_ROUND: self._current_round + 1,
             ATSA_STATE: self._atsa.state_dict(),
@@ -238,6 +265,26 @@ class FedADController(ScatterAndGather):
         is_last = self._current_round + 1 == self._config.federation.rounds
         if is_last and (warning := self._atsa.warning()):
             self.log_warning(fl_ctx, warning)
+
+    def _global_claim(self, sites: int) -> PrivacyClaim | None:
+        """client_dp: what all global models so far say about one hospital; each round that was sent is one step.
+
+        A round that a restart repeats counts once: its first result was saved nowhere and sent to nobody.
+        """
+        privacy = self._config.privacy
+        if privacy.mode != "client_dp":
+            return None
+        steps = self._current_round + 1
+        return PrivacyClaim(
+            unit="hospital",
+            units=sites,
+            noise_multiplier=privacy.noise_multiplier,
+            sample_rate=1.0,  # the draw of the sites is visible: no amplification
+            steps=steps,
+            delta=privacy.delta,
+            epsilon_unit=epsilon_unit([Charge(privacy.noise_multiplier, 1.0, steps)], privacy.delta),
+            epsilon_record=None,
+        )
 
     def progress(self) -> dict[str, Any]:
         """The running round and the records of this job's finished ones, as plain JSON."""

@@ -19,9 +19,26 @@ from fedad_components.fedsd.state import wire_spec
 from fedad_components.flare.context import data_kind, read_dxo, register_tensors, set_configuration
 from fedad_components.flare.controller import TRAIN_TASK
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
+from fedad_components.privacy.claim import STATEMENTS
+from fedad_components.privacy.policy import PolicyRefused, PrivacyRules
 from fedad_components.tensors import check_tensors, decode, encode_update, wire_dtype
-from fedad_components.wire import REASON_HEADER, Reason, ResultMeta, TaskMeta, WireError, parse_meta
-from fedad_components.worker.process import TrainingAborted, TrainingError, TrainingProcess, WorkerSettings
+from fedad_components.wire import (
+    REASON_HEADER,
+    RULE_HEADER,
+    Reason,
+    ResultMeta,
+    TaskMeta,
+    WireError,
+    parse_meta,
+    site_key,
+)
+from fedad_components.worker.process import (
+    RoundOrder,
+    TrainingAborted,
+    TrainingError,
+    TrainingProcess,
+    WorkerSettings,
+)
 
 WORKER_LOG = "fedad_worker.log"
 
@@ -53,14 +70,16 @@ class FedADExecutor(Executor):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
             task, theta = self._checked(shareable)
-            self._check_policy(fl_ctx)
-            return self._train(task, theta, fl_ctx, abort_signal)
+            rules = self._check_policy(fl_ctx)
+            return self._train(task, theta, rules, fl_ctx, abort_signal)
         except TrainingAborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except TrainingError as error:
-            return self._failure(error.reason, error, fl_ctx)
+            return self._failure(error.reason, error, fl_ctx, error.rule)
         except WireError as error:
             return self._failure(Reason.TASK_REFUSED, error, fl_ctx)
+        except PolicyRefused as error:
+            return self._failure(Reason.POLICY_REFUSED, error, fl_ctx, error.rule.value)
         except SiteError as error:
             return self._failure(Reason.POLICY_REFUSED, error, fl_ctx)
         except Exception as error:
@@ -96,61 +115,72 @@ class FedADExecutor(Executor):
         if not low - 1e-9 <= lambda_t <= high + 1e-9:
             raise WireError(f"lambda_t {lambda_t} is outside [{low}, {high}]")
 
-    def _check_policy(self, fl_ctx: FLContext) -> None:
-        paths = SitePaths.from_context(fl_ctx)
-        if self._config.loss.head == "aggregated" and not SitePolicy.load(paths.policy).allow_aggregated_head:
-            raise SiteError(
-                f"{paths.policy}: allow_aggregated_head is false, and the job asks for loss.head = 'aggregated': the "
-                f"site does not send its projection head"
-            )
+    def _check_policy(self, fl_ctx: FLContext) -> PrivacyRules:
+        """The site's rules for the job's data set; PolicyRefused if the job is below one of them."""
+        policy = SitePolicy.load(SitePaths.from_context(fl_ctx).policy)
+        policy.check(self._config)
+        return policy.rules(self._config.federation.data_set)
 
     def _train(
-        self, task: TaskMeta, theta: dict[str, torch.Tensor], fl_ctx: FLContext, abort_signal: Signal
+        self,
+        task: TaskMeta,
+        theta: dict[str, torch.Tensor],
+        rules: PrivacyRules,
+        fl_ctx: FLContext,
+        abort_signal: Signal,
     ) -> Shareable:
         site = fl_ctx.get_identity_name()
         worker = self._training_process(site, fl_ctx)
         self.log_info(fl_ctx, f"round {task.round}: training starts, lambda_t = {task.lambda_t:.4f}")
         trained = worker.train(
             theta,
-            task.lambda_t,
-            task.round,
+            RoundOrder(
+                round=task.round,
+                lambda_t=task.lambda_t,
+                rules=rules.model_dump(mode="json"),
+                known_ledger_head=task.ledger_heads.get(site_key(task.experiment, site)),
+            ),
             timeout=self._config.federation.round_timeout,
             should_stop=lambda: bool(abort_signal.triggered),
             on_epoch=lambda epoch, losses: self.log_info(
                 fl_ctx,
-                f"round {task.round}, epoch {epoch + 1}/{self._config.training.epochs}: "
-                + ", ".join(f"{name} = {value:.4f}" for name, value in losses.items()),
+                f"round {task.round}, epoch {epoch + 1}/{self._config.training.epochs}"
+                + "".join(f", {name} = {value:.4f}" for name, value in losses.items()),
             ),
         )
-        meta = ResultMeta.model_validate(
-            {
-                "config_digest": task.config_digest,
-                "round": task.round,
-                "n_samples": trained.n_samples,
-                "losses": trained.losses[-1],
-            }
+        meta = ResultMeta.model_validate({"config_digest": task.config_digest, "round": task.round, **trained.meta})
+        self.log_info(
+            fl_ctx,
+            f"round {task.round}: trained in {trained.seconds:.1f} s. "
+            f"{meta.claim or STATEMENTS[self._config.privacy.mode]}",
         )
-        self.log_info(fl_ctx, f"round {task.round}: {trained.n_samples} images trained in {trained.seconds:.1f} s")
         update = encode_update(trained.theta_k, theta, self._config)
-        return DXO(data_kind(self._config), update, meta.model_dump(mode="json")).to_shareable()
+        content = meta.model_dump(mode="json", exclude_none=True)
+        return DXO(data_kind(self._config), update, content).to_shareable()
 
     def _training_process(self, site: str, fl_ctx: FLContext) -> TrainingProcess:
         if self._worker is None:
             paths = SitePaths.from_context(fl_ctx)
-            run_dir = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+            job_id = fl_ctx.get_job_id()
+            run_dir = Path(fl_ctx.get_engine().get_workspace().get_run_dir(job_id))
             self._worker = TrainingProcess(
                 WorkerSettings(
                     config=self.config,
                     site=site,
+                    job_id=job_id,
                     catalogue=str(paths.catalogue),
                     state_dir=str(paths.state),
                     cache_dir=str(paths.cache),
+                    ledger=str(paths.ledger),
+                    ledger_head=str(paths.ledger_head),
+                    unit_key=str(paths.unit_key),
                 ),
                 run_dir / WORKER_LOG,
             )
         return self._worker
 
-    def _failure(self, reason: Reason, error: Exception, fl_ctx: FLContext) -> Shareable:
+    def _failure(self, reason: Reason, error: Exception, fl_ctx: FLContext, rule: str | None = None) -> Shareable:
         # Not as an event: FLARE would keep it for the console's `show_errors`, and it may name paths.
         self.log_error(fl_ctx, f"task not trained ({reason.value}): {str(error) or repr(error)}", fire_event=False)
-        return make_reply(ReturnCode.EXECUTION_EXCEPTION, {REASON_HEADER: reason.value})
+        headers = {REASON_HEADER: reason.value} | ({RULE_HEADER: rule} if rule else {})
+        return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers)

@@ -15,11 +15,12 @@ from fedad_components.fedsd.state import initial_state, save_extractor
 from fedad_components.files import FileLock, write_atomic
 from fedad_components.flare.context import configuration
 from fedad_components.flare.site import SitePaths
-from fedad_components.records import RoundRecord, append_record
+from fedad_components.records import RoundRecord, append_record, read_records
 
 NEXT_ROUND = "next_round"
 ATSA_STATE = "atsa"
 RECORD = "record"
+RECORDS = "records"
 
 RESULTS_DIR = "fedad"
 """Folder in the job's run folder: what ``download_job`` brings to the operator."""
@@ -42,6 +43,7 @@ class FedADPersistor(ModelPersistor):
         Raises:
             LockedError: another job runs this experiment.
             CheckpointError: the checkpoint is damaged or of another configuration.
+            RecordsError: the rounds' records beside it are missing or damaged.
             StateError: the initial weights' file does not fit.
         """
         config = configuration(fl_ctx)
@@ -59,9 +61,12 @@ class FedADPersistor(ModelPersistor):
             )
             # The job that finished those rounds may have died before its operator could download them.
             self._write_results(saved.theta, saved.next_round, fl_ctx)
-            return make_model_learnable(saved.theta, {NEXT_ROUND: saved.next_round, ATSA_STATE: saved.atsa})
+            earlier = read_records(folder / records.FILE_NAME)
+            return make_model_learnable(
+                saved.theta, {NEXT_ROUND: saved.next_round, ATSA_STATE: saved.atsa, RECORDS: earlier}
+            )
         theta = initial_state(config, site.root)
-        return make_model_learnable(theta, {NEXT_ROUND: 0, ATSA_STATE: None})
+        return make_model_learnable(theta, {NEXT_ROUND: 0, ATSA_STATE: None, RECORDS: []})
 
     def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
         """Write the round's record, the checkpoint, and the job's results, in this order.

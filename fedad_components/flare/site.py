@@ -1,7 +1,8 @@
 """What a site keeps to itself: the private folder of its kit, and the policy in it. Needs no FLARE for a kit path.
 
-``<kit>/local/fedad/`` (0700) holds ``catalogue.yaml``, ``policy.yaml``, ``state/`` (private heads) and ``cache/``
-(decoded images). It lies outside FLARE's run folders, so it survives jobs, restarts and resubmissions.
+``<kit>/local/fedad/`` (0700) holds ``catalogue.yaml``, ``policy.yaml``, ``state/`` (private heads), ``privacy/``
+(ledger and unit key) and ``cache/`` (decoded images). It lies outside FLARE's run folders, so it survives jobs,
+restarts and resubmissions.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedad_components.config import FedADConfig, explain
 from fedad_components.files import make_private_dir
+from fedad_components.privacy.policy import PolicyRefused, PrivacyRules, Rule, check_rules
 
 if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
@@ -76,13 +79,33 @@ class SitePaths:
         """Decoded images."""
         return self.root / "cache"
 
+    @property
+    def privacy(self) -> Path:
+        """The privacy ledger and the key of the privacy units."""
+        return self.root / "privacy"
+
+    @property
+    def ledger(self) -> Path:
+        """What each data set has spent of its privacy budget."""
+        return self.privacy / "ledger.sqlite"
+
+    @property
+    def unit_key(self) -> Path:
+        """Secret key that assigns patients to privacy units."""
+        return self.privacy / "unit_key"
+
+    @property
+    def ledger_head(self) -> Path:
+        """Hash of the ledger's last row, kept apart from it."""
+        return self.state / "ledger_head.json"
+
     def experiment(self, name: str) -> Path:
         """At the server: checkpoint and records of an experiment, over all its jobs."""
         return make_private_dir(self.root / "experiments" / name)
 
     def create(self) -> SitePaths:
         """Make the folders, 0700 also where they exist already; never touches a file."""
-        for folder in (self.root, self.state, self.cache):
+        for folder in (self.root, self.state, self.cache, self.privacy):
             make_private_dir(folder).chmod(0o700)
         return self
 
@@ -95,6 +118,38 @@ class SitePolicy(BaseModel):
     allow_aggregated_head: bool = Field(
         default=False, description="whether the projection head may leave the site (`head: aggregated`, FedAvg-SSL)"
     )
+    privacy: PrivacyRules = Field(default_factory=PrivacyRules, description="rules for every data set")
+    data_sets: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="data-set id -> rules that differ from `privacy` for it"
+    )
+
+    @model_validator(mode="after")
+    def _each_data_set(self) -> SitePolicy:
+        for data_set in self.data_sets:
+            self.rules(data_set)
+        return self
+
+    def rules(self, data_set: str) -> PrivacyRules:
+        """The rules for a data set."""
+        own = self.data_sets.get(data_set, {})
+        try:
+            return PrivacyRules.model_validate({**self.privacy.model_dump(), **own})
+        except ValidationError as error:
+            raise ValueError(f"data_sets.{data_set}: {'; '.join(explain(PrivacyRules, error))}") from None
+
+    def check(self, config: FedADConfig) -> None:
+        """Refuse a job that this site does not allow, from its configuration alone.
+
+        Raises:
+            PolicyRefused: naming the rule.
+        """
+        if config.loss.head == "aggregated" and not self.allow_aggregated_head:
+            raise PolicyRefused(
+                Rule.ALLOW_AGGREGATED_HEAD,
+                "it is false in this site's policy.yaml, and the job asks for loss.head = 'aggregated': the site does "
+                "not send its projection head",
+            )
+        check_rules(config, self.rules(config.federation.data_set))
 
     @classmethod
     def load(cls, path: str | Path) -> SitePolicy:

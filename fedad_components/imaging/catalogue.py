@@ -74,6 +74,9 @@ class DataSet(_Entry):
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.05, description="share of rejected files above which the site refuses to train"
     )
+    units: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="declared, public number of privacy units, needed by dp_sgd; it must not change afterwards"
+    )
     timeout: Annotated[float, Field(gt=0.0, le=3600.0)] = Field(60.0, description="seconds to decode one file")
 
     @field_validator("pattern", "modalities", mode="before")

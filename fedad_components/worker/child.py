@@ -8,10 +8,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from fedad_components.wire import Reason
 from fedad_components.worker.protocol import Message, receive, send
+
+if TYPE_CHECKING:
+    from fedad_components.imaging.cache import CachedImages
+    from fedad_components.imaging.catalogue import DataSet
 
 logger = logging.getLogger("fedad.worker")
 
@@ -30,70 +34,102 @@ def main() -> None:
     try:
         site = _Site(request)
     except Exception as error:
-        _reply_failure(replies, _reason(error), error)
+        _reply_failure(replies, error)
         return
-    send(replies, Message("ready", {"n_samples": site.n_samples}))
+    send(replies, Message("ready"))
     while (request := receive(requests)) is not None:
         try:
             site.train(request, replies)
         except Exception as error:
-            _reply_failure(replies, _reason(error), error)
+            _reply_failure(replies, error)
 
 
 class _Site:
-    """The open data set, trainer and private state of one site."""
+    """The open data set, trainer, private state and ledger of one site."""
 
     def __init__(self, request: Message) -> None:
         # Heavy imports come after the frame streams are set up, and only in this process.
         from fedad_components.config import FedADConfig
-        from fedad_components.fedsd.trainer import LocalTrainer
         from fedad_components.imaging.cache import cache_side
         from fedad_components.imaging.catalogue import Catalogue
         from fedad_components.imaging.ingest import ingest
+        from fedad_components.privacy.ledger import Ledger
+        from fedad_components.privacy.session import PrivacySession
         from fedad_components.worker.site_state import SiteStateStore
 
-        config = FedADConfig.parse(request.fields["config"])
-        folder = Path(request.fields["state_dir"]) / config.federation.experiment
+        fields = request.fields
+        config = FedADConfig.parse(fields["config"])
+        folder = Path(fields["state_dir"]) / config.federation.experiment
         self._store = SiteStateStore(folder, config.identity())
         self._store.lock()
-        data_set = Catalogue.load(request.fields["catalogue"]).data_set(config.federation.data_set)
-        cached = ingest(data_set, request.fields["cache_dir"], cache_side(config.model.image_size))
-        logger.info("data set %s: %s", data_set.id, cached.account.summary())
-        self._trainer = LocalTrainer(config, cached.images, request.fields["site"])
-        self.n_samples = len(cached.images)
+        catalogue = Catalogue.load(fields["catalogue"])
+        data_set = catalogue.data_set(config.federation.data_set)
+
+        def read(wanted: DataSet) -> CachedImages:
+            cached = ingest(wanted, fields["cache_dir"], cache_side(config.model.image_size))
+            logger.info("data set %s: %s", wanted.id, cached.account.summary())
+            return cached
+
+        public = config.privacy.public_data_set
+        self._session = PrivacySession(
+            config,
+            data_set,
+            read(data_set),
+            site=fields["site"],
+            job_id=fields["job_id"],
+            ledger=Ledger(fields["ledger"], fields["ledger_head"]),
+            unit_key_file=fields["unit_key"],
+            public_images=read(catalogue.data_set(public)).images if public else None,
+        )
 
     def train(self, request: Message, replies: BinaryIO) -> None:
-        round_number = int(request.fields["round"])
+        from fedad_components.privacy.policy import PrivacyRules
+
+        fields = request.fields
+        round_number = int(fields["round"])
+        trainer = self._session.trainer
         state = self._store.load_before(round_number)
         if state is not None:
-            self._trainer.load_site_state(state)
-        result = self._trainer.train_round(
+            trainer.load_site_state(state)
+        self._session.charge(round_number, PrivacyRules.model_validate(fields["rules"]), fields["known_ledger_head"])
+        result = trainer.train_round(
             request.tensors,
-            float(request.fields["lambda_t"]),
+            float(fields["lambda_t"]),
             round_number,
             on_epoch=lambda epoch, losses: send(replies, Message("epoch", {"epoch": epoch, "losses": losses})),
         )
-        self._store.save(round_number, self._trainer.site_state())
-        fields = {"n_samples": result.n_samples, "losses": result.losses, "seconds": result.seconds}
-        send(replies, Message("result", fields, result.update))
+        self._store.save(round_number, trainer.site_state())
+        update = self._session.protect(result.update, request.tensors)
+        send(replies, Message("result", {"meta": self._session.meta(result), "seconds": result.seconds}, update))
 
 
 def _reason(error: Exception) -> Reason:
     from fedad_components.files import LockedError
     from fedad_components.imaging.account import DataRefused
     from fedad_components.imaging.catalogue import CatalogueError
+    from fedad_components.privacy.ledger import BudgetExceeded, LedgerError
+    from fedad_components.privacy.policy import PolicyRefused
+    from fedad_components.privacy.units import UnitsError
     from fedad_components.worker.site_state import SiteStateError
 
-    if isinstance(error, (DataRefused, CatalogueError)):
-        return Reason.DATA_REFUSED
-    if isinstance(error, (SiteStateError, LockedError)):
-        return Reason.STATE_REFUSED
-    return Reason.TRAINING_FAILED
+    reasons: dict[type[Exception] | tuple[type[Exception], ...], Reason] = {
+        (DataRefused, CatalogueError, UnitsError): Reason.DATA_REFUSED,
+        (SiteStateError, LockedError): Reason.STATE_REFUSED,
+        PolicyRefused: Reason.POLICY_REFUSED,
+        BudgetExceeded: Reason.BUDGET_EXHAUSTED,  # before LedgerError, of which it is one
+        LedgerError: Reason.LEDGER_REFUSED,
+    }
+    return next((reason for kinds, reason in reasons.items() if isinstance(error, kinds)), Reason.TRAINING_FAILED)
 
 
-def _reply_failure(replies: BinaryIO, reason: Reason, error: Exception) -> None:
+def _reply_failure(replies: BinaryIO, error: Exception) -> None:
+    from fedad_components.privacy.policy import PolicyRefused
+
+    reason = _reason(error)
+    rule = error.rule.value if isinstance(error, PolicyRefused) else None
     logger.exception("%s", reason.value)
-    send(replies, Message("failure", {"reason": reason.value, "message": f"{type(error).__name__}: {error}"}))
+    message = f"{type(error).__name__}: {error}"
+    send(replies, Message("failure", {"reason": reason.value, "message": message, "rule": rule}))
 
 
 def _exit_with_parent(parent: int) -> None:

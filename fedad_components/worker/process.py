@@ -30,9 +30,9 @@ _STOP_SECONDS = 5.0
 class TrainingError(RuntimeError):
     """A round that the site could not train. ``reason`` may leave the site; the message stays in its log."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, rule: str | None = None) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.rule = reason, rule
 
 
 class TrainingAborted(RuntimeError):
@@ -45,9 +45,25 @@ class WorkerSettings:
 
     config: dict[str, Any]
     site: str
+    job_id: str
     catalogue: str
     state_dir: str
     cache_dir: str
+    ledger: str
+    ledger_head: str
+    unit_key: str
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """What a training process is asked to do in a round, besides theta^t."""
+
+    round: int
+    lambda_t: float
+    rules: dict[str, Any]
+    """The site's rules for this data set, as JSON (:class:`~fedad_components.privacy.policy.PrivacyRules`)."""
+    known_ledger_head: str | None = None
+    """Head of the site's ledger in the last result that the server has of it."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +71,8 @@ class TrainedRound:
     """theta_k after a round, float32 on the CPU, and what the site may say about it."""
 
     theta_k: dict[str, torch.Tensor]
-    n_samples: int
-    losses: list[dict[str, float]]
-    """One dict an epoch."""
+    meta: dict[str, Any]
+    """``n_samples`` and last ``losses``, or under dp_sgd ``claim``; and ``ledger_head``: as in wire.ResultMeta."""
     seconds: float
 
 
@@ -78,8 +93,7 @@ class TrainingProcess:
     def train(
         self,
         theta: Mapping[str, torch.Tensor],
-        lambda_t: float,
-        round_number: int,
+        order: RoundOrder,
         *,
         timeout: float,
         should_stop: Callable[[], bool] = lambda: False,
@@ -95,10 +109,9 @@ class TrainingProcess:
         if self.pid is None:
             self._start()
             self._await("ready", deadline, should_stop, on_epoch)
-        self._send(Message("train", {"round": round_number, "lambda_t": lambda_t}, theta))
+        self._send(Message("train", asdict(order), theta))
         reply = self._await("result", deadline, should_stop, on_epoch)
-        fields = reply.fields
-        return TrainedRound(dict(reply.tensors), fields["n_samples"], fields["losses"], fields["seconds"])
+        return TrainedRound(dict(reply.tensors), reply.fields["meta"], reply.fields["seconds"])
 
     def stop(self) -> None:
         """End the child, politely first; harmless if there is none."""
@@ -159,7 +172,8 @@ class TrainingProcess:
             if message.kind == "failure":
                 if kind == "ready":  # it could not start, and ends by itself
                     self.stop()
-                raise TrainingError(Reason(message.fields["reason"]), message.fields["message"])
+                fields = message.fields
+                raise TrainingError(Reason(fields["reason"]), fields["message"], fields["rule"])
             if message.kind == "epoch":
                 on_epoch(message.fields["epoch"], message.fields["losses"])
             elif message.kind == kind:

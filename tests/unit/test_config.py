@@ -165,3 +165,41 @@ def test_names_that_may_not(name: str) -> None:
 @given(st.from_regex(NAME_PATTERN, fullmatch=True))
 def test_an_accepted_name_is_one_path_component(name: str) -> None:
     assert Path("folder", check_name(name, "site")).parent == Path("folder")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "model.norm 'batch' couples"),
+        ({"model": {"norm": "local"}}, "model.norm 'local' couples"),
+        ({"model": {"norm": "group"}, "loss": {"domain_target": "style"}}, "fits statistics"),
+        ({"model": {"norm": "group"}, "training": {"max_images": 8}}, "max_images 8"),
+    ],
+)
+def test_dp_sgd_refuses_what_its_proof_excludes(settings: dict, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        FedADConfig.parse({**settings, "privacy": {"mode": "dp_sgd"}})
+
+
+@pytest.mark.parametrize("key", ["noise_multiplier", "max_grad_norm", "delta", "weight_noise_alpha"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), "2"])
+def test_a_privacy_parameter_is_a_positive_number(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"privacy\.{key}"):
+        FedADConfig.parse({"privacy": {key: value}})
+
+
+def test_public_negatives_and_their_data_set_go_together() -> None:
+    for privacy in ({"negatives": "public"}, {"public_data_set": "public"}):
+        with pytest.raises(ConfigError, match="exactly where the negatives are public"):
+            FedADConfig.parse({"privacy": privacy})
+    assert FedADConfig.parse({"privacy": {"negatives": "public", "public_data_set": "public"}})
+
+
+def test_client_dp_needs_a_difference_to_clip() -> None:
+    with pytest.raises(ConfigError, match="federation.update to 'difference'"):
+        FedADConfig.parse({"model": {"norm": "group"}, "privacy": {"mode": "client_dp"}})
+
+
+def test_folded_needs_statistics_to_fold() -> None:
+    with pytest.raises(ConfigError, match="initial_weights, which is not set"):
+        FedADConfig.parse({"model": {"norm": "folded"}})

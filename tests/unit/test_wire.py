@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from fedad_components.wire import Reason, ResultMeta, TaskMeta, WireError, parse_meta, parse_reason, shown
+from fedad_components.config import FedADConfig
+from fedad_components.wire import (
+    Reason,
+    ResultMeta,
+    TaskMeta,
+    WireError,
+    parse_meta,
+    parse_reason,
+    parse_result_meta,
+    parse_rule,
+    shown,
+    site_key,
+)
 
+PLAIN = FedADConfig.parse({})
+PRIVATE = FedADConfig.parse({"privacy": {"mode": "dp_sgd"}, "model": {"norm": "group"}})
 RESULT = {
-    "config_digest": "0" * 64,
+    "config_digest": PLAIN.digest(),
     "round": 3,
     "n_samples": 5,
     "losses": {"total": 1.0, "contrastive": 0.5, "alignment": 0.3, "orthogonality": 0.2},
@@ -33,11 +47,55 @@ def test_meta_of_a_result_is_strict(change: dict, key: str) -> None:
         parse_meta(ResultMeta, {**RESULT, **change})
 
 
-def test_meta_of_a_result_needs_its_sample_count() -> None:
-    meta = {key: value for key, value in RESULT.items() if key != "n_samples"}
-    with pytest.raises(WireError, match="'n_samples': Field required"):
-        parse_meta(ResultMeta, meta)
-    assert parse_meta(ResultMeta, RESULT).n_samples == 5
+CLAIM = {
+    "unit": "bundle",
+    "units": 16,
+    "noise_multiplier": 2.0,
+    "sample_rate": 0.25,
+    "steps": 4,
+    "delta": 1e-5,
+    "epsilon_unit": 1.5,
+    "epsilon_record": 3.0,
+}
+PROTECTED = {"config_digest": PRIVATE.digest(), "round": 3, "claim": CLAIM, "ledger_head": "a" * 64}
+
+
+def test_each_mode_has_its_own_meta() -> None:
+    assert parse_result_meta(RESULT, PLAIN).n_samples == 5
+    parsed = parse_result_meta(PROTECTED, PRIVATE)
+    assert parsed.claim is not None
+    assert parsed.claim.epsilon_unit == 1.5
+    assert parsed.n_samples is parsed.losses is None
+
+
+@pytest.mark.parametrize(
+    ("config", "meta", "key"),
+    [
+        (PLAIN, {**RESULT, "n_samples": None}, "n_samples: missing"),
+        (PLAIN, {**RESULT, "losses": None}, "losses: missing"),
+        (PLAIN, {**RESULT, "claim": CLAIM}, "claim: unexpected"),
+        (PLAIN, {**RESULT, "config_digest": "0" * 64}, "config_digest"),
+        (PRIVATE, {**PROTECTED, "n_samples": 5}, "n_samples: unexpected"),
+        (PRIVATE, {**PROTECTED, "losses": RESULT["losses"]}, "losses: unexpected"),
+        (PRIVATE, {**PROTECTED, "claim": None}, "claim: missing"),
+        (PRIVATE, {**PROTECTED, "ledger_head": None}, "ledger_head: missing"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "epsilon_unit": float("nan")}}, "claim.epsilon_unit"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "unit": "patient"}}, "claim.unit"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "delta": 1e-2}}, "claim.delta"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "noise_multiplier": 20.0}}, "claim.noise_multiplier"),
+        (PRIVATE, {**PROTECTED, "ledger_head": "patient DOE^JANE"}, "ledger_head"),
+    ],
+)
+def test_a_result_says_what_its_mode_allows_and_no_more(config: FedADConfig, meta: dict, key: str) -> None:
+    with pytest.raises(WireError, match=key.replace(".", r"\.")):
+        parse_result_meta(meta, config)
+
+
+def test_a_rule_is_of_the_vocabulary_and_a_site_key_is_no_name() -> None:
+    assert parse_rule("max_epsilon") is not None
+    assert [parse_rule(value) for value in ("DOE^JANE", None, 3, ["max_epsilon"])] == [None] * 4
+    assert "hospital" not in site_key("e", "hospital")
+    assert site_key("e", "hospital") != site_key("f", "hospital")
 
 
 def test_what_the_other_side_names_cannot_forge_a_line_or_fill_the_log() -> None:

@@ -18,7 +18,7 @@ from fedad_components.fedsd.state import initial_state
 from fedad_components.flare import executor
 from fedad_components.flare.executor import FedADExecutor
 from fedad_components.flare.site import SitePaths
-from fedad_components.wire import REASON_HEADER, Reason
+from fedad_components.wire import REASON_HEADER, RULE_HEADER, Reason
 from fedad_components.worker.process import TrainedRound, TrainingAborted, TrainingError
 
 CONFIG = FedADConfig.parse({"model": {"image_size": 32}, "federation": {"rounds": 5}})
@@ -90,7 +90,7 @@ FAILED = {"total": 1.0, "contrastive": 0.5, "alignment": 0.3}  # a loss is missi
         (task(), KeyError(SECRET), Reason.TRAINING_FAILED),
         (task(), OSError(28, "No space left on device", SECRET), Reason.TRAINING_FAILED),
         (task(), RuntimeError(), Reason.TRAINING_FAILED),
-        (task(), (initial_state(CONFIG), 0, [FAILED], 1.0), Reason.TRAINING_FAILED),
+        (task(), (initial_state(CONFIG), {"n_samples": 5, "losses": FAILED}, 1.0), Reason.TRAINING_FAILED),
     ],
 )
 def test_an_error_is_one_word_on_the_wire_and_its_cause_in_the_sites_log(
@@ -112,6 +112,19 @@ def test_an_aggregated_head_is_refused_before_it_is_trained(site: SitePaths) -> 
     assert reply.get_header(REASON_HEADER) == Reason.POLICY_REFUSED.value
 
 
+def test_a_job_below_the_sites_policy_is_refused_with_the_rules_name(site: SitePaths) -> None:
+    site.policy.write_text("privacy: {required_mode: dp_sgd}")
+    reply, _ = execute(task())
+    assert reply.get_header(REASON_HEADER) == Reason.POLICY_REFUSED.value
+    assert reply.get_header(RULE_HEADER) == "required_mode"
+
+
+def test_what_the_training_process_refuses_keeps_its_rule(site: SitePaths) -> None:
+    reply, _ = execute(task(), TrainingError(Reason.POLICY_REFUSED, SECRET, "min_patients"))
+    assert reply.get_header(REASON_HEADER) == Reason.POLICY_REFUSED.value
+    assert reply.get_header(RULE_HEADER) == "min_patients"
+
+
 def test_an_abort_is_no_failure(site: SitePaths) -> None:
     reply, _ = execute(task(), TrainingAborted())
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
@@ -123,7 +136,7 @@ def test_a_trained_round_is_the_update_and_its_meta(site: SitePaths, update: str
     losses = {**FAILED, "orthogonality": 0.2}
     theta = initial_state(config)
     trained = {name: tensor + 0.5 for name, tensor in theta.items()}
-    reply, _ = execute(task(config), (trained, 7, [losses, losses], 1.0), config)
+    reply, _ = execute(task(config), (trained, {"n_samples": 7, "losses": losses}, 1.0), config)
     assert reply.get_return_code() == ReturnCode.OK
     sent = reply["DXO"]
     assert sent["meta"] == {"config_digest": config.digest(), "round": 0, "n_samples": 7, "losses": losses}

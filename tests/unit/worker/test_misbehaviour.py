@@ -13,7 +13,7 @@ import torch
 
 from fedad_components.wire import Reason
 from fedad_components.worker import process as module
-from fedad_components.worker.process import TrainingAborted, TrainingError, TrainingProcess, WorkerSettings
+from fedad_components.worker.process import RoundOrder, TrainingAborted, TrainingError, TrainingProcess, WorkerSettings
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ THETA = {"w": torch.zeros(1 << 18)}  # larger than a pipe's buffer
 READY = """
 from fedad_components.worker.protocol import Message, receive, send
 receive(sys.stdin.buffer)
-send(sys.stdout.buffer, Message("ready", {"n_samples": 1}))
+send(sys.stdout.buffer, Message("ready"))
 """
 BABBLES = "sys.stdout.write('Hello from a library that prints\\n'); sys.stdout.flush(); time.sleep(60)\n"
 
@@ -29,7 +29,7 @@ BABBLES = "sys.stdout.write('Hello from a library that prints\\n'); sys.stdout.f
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingProcess]:
     monkeypatch.setattr(module, "_STOP_SECONDS", 0.5)
-    running = TrainingProcess(WorkerSettings({}, "site", "", "", ""), tmp_path / "run" / "worker.log")
+    running = TrainingProcess(WorkerSettings({}, "site", "", "", "", "", "", "", ""), tmp_path / "run" / "worker.log")
     yield running
     running.stop()
 
@@ -43,7 +43,7 @@ def behave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
 
 
 def train(worker: TrainingProcess, timeout: float = 60.0, stop: threading.Event | None = None) -> None:
-    worker.train(THETA, 0.1, 0, timeout=timeout, should_stop=(stop or threading.Event()).is_set)
+    worker.train(THETA, RoundOrder(0, 0.1, rules={}), timeout=timeout, should_stop=(stop or threading.Event()).is_set)
 
 
 @pytest.mark.parametrize("code", [BABBLES, READY + BABBLES])

@@ -19,8 +19,10 @@ from skimage import data
 from fedad_components.config import FedADConfig
 from fedad_components.demo.tiles import write_png
 from fedad_components.fedsd.state import initial_state, wire_spec
+from fedad_components.records import Losses
 from fedad_components.wire import Reason
 from fedad_components.worker.process import (
+    RoundOrder,
     TrainedRound,
     TrainingAborted,
     TrainingError,
@@ -38,9 +40,13 @@ def settings(folder: Path, **change: Any) -> WorkerSettings:
     values = {
         "config": CONFIG.to_json(),
         "site": "a",
+        "job_id": "job",
         "catalogue": str(folder / "catalogue.yaml"),
         "state_dir": str(folder / "state"),
         "cache_dir": str(folder / "cache"),
+        "ledger": str(folder / "privacy" / "ledger.sqlite"),
+        "ledger_head": str(folder / "state" / "ledger_head.json"),
+        "unit_key": str(folder / "privacy" / "unit_key"),
     }
     return WorkerSettings(**{**values, **change})
 
@@ -64,7 +70,7 @@ def worker(site: Path) -> Iterator[TrainingProcess]:
 
 
 def train(worker: TrainingProcess, number: int = 0, **options: Any) -> TrainedRound:
-    return worker.train(THETA, 0.1, number, **{"timeout": 120, **options})
+    return worker.train(THETA, RoundOrder(number, 0.1, rules={}), **{"timeout": 120, **options})
 
 
 def train_until_it_fails(worker: TrainingProcess, number: int) -> None:
@@ -76,8 +82,9 @@ def test_rounds_share_one_process_and_its_death_costs_one_round(worker: Training
     epochs: list[int] = []
     first = train(worker, 0, on_epoch=lambda epoch, losses: epochs.append(epoch))
     assert epochs == [0, 1]
-    assert first.n_samples == 8
-    assert len(first.losses) == 2
+    assert first.meta["n_samples"] == 8
+    assert first.meta["losses"].keys() == set(Losses.model_fields)
+    assert len(first.meta["ledger_head"]) == 64
     assert {name: tuple(tensor.shape) for name, tensor in first.theta_k.items()} == wire_spec(CONFIG)
     assert not torch.equal(first.theta_k["conv1.weight"], THETA["conv1.weight"])
     assert all(torch.equal(tensor, initial_state(CONFIG)[name]) for name, tensor in THETA.items())

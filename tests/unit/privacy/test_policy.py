@@ -1,0 +1,94 @@
+"""Each rule refuses the job below it, by its name, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedad_components.config import FedADConfig
+from fedad_components.flare.site import SiteError, SitePolicy
+from fedad_components.privacy.policy import PolicyRefused, PrivacyRules, Rule, check_patients
+
+TEMPLATE = Path(__file__).parents[3] / "provisioning" / "site" / "policy.yaml"
+
+
+def job(**privacy: Any) -> FedADConfig:
+    return FedADConfig.parse({"model": {"norm": "group"}, "privacy": {"mode": "dp_sgd", **privacy}})
+
+
+def policy(tmp_path: Path, text: str) -> SitePolicy:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    return SitePolicy.load(path)
+
+
+@pytest.mark.parametrize(
+    ("rules", "config", "rule"),
+    [
+        ("privacy: {required_mode: dp_sgd}", FedADConfig.parse({}), Rule.REQUIRED_MODE),
+        ("privacy: {required_mode: dp_sgd}", job(mode="weight_noise"), Rule.REQUIRED_MODE),
+        ("data_sets: {images: {required_mode: dp_sgd}}", FedADConfig.parse({}), Rule.REQUIRED_MODE),
+        ("privacy: {min_noise_multiplier: 2.5}", job(noise_multiplier=2.4), Rule.MIN_NOISE_MULTIPLIER),
+        ("", job(noise_multiplier=0.9), Rule.MIN_NOISE_MULTIPLIER),
+        ("privacy: {max_delta: 1.0e-6}", job(delta=1e-5), Rule.MAX_DELTA),
+        ("", FedADConfig.parse({"loss": {"head": "aggregated"}}), Rule.ALLOW_AGGREGATED_HEAD),
+    ],
+)
+def test_a_job_below_a_rule_is_refused_by_its_name(tmp_path: Path, rules: str, config: FedADConfig, rule: Rule) -> None:
+    with pytest.raises(PolicyRefused, match=rule.value) as refused:
+        policy(tmp_path, rules).check(config)
+    assert refused.value.rule is rule
+
+
+@pytest.mark.parametrize(
+    ("rules", "config"),
+    [
+        ("", FedADConfig.parse({})),
+        ("", job()),
+        ("privacy: {required_mode: dp_sgd, min_noise_multiplier: 2.0, max_delta: 1.0e-5}", job()),
+        ("data_sets: {others: {required_mode: dp_sgd}}", FedADConfig.parse({})),
+        ("{privacy: {min_noise_multiplier: 4}, data_sets: {images: {min_noise_multiplier: 0.5}}}", job()),
+        ("allow_aggregated_head: true", FedADConfig.parse({"loss": {"head": "aggregated"}})),
+    ],
+)
+def test_a_job_that_meets_the_rules_may_train(tmp_path: Path, rules: str, config: FedADConfig) -> None:
+    policy(tmp_path, rules).check(config)
+
+
+def test_a_data_sets_rules_stand_over_the_sites(tmp_path: Path) -> None:
+    both = policy(tmp_path, "{privacy: {max_epsilon: 8}, data_sets: {a: {max_epsilon: 2}, b: {min_patients: 5}}}")
+    assert [both.rules(name).max_epsilon for name in ("a", "b", "c")] == [2, 8, 8]
+    assert both.rules("b").min_patients == 5
+
+
+def test_too_few_patients_are_refused() -> None:
+    check_patients(5, PrivacyRules(min_patients=5))
+    with pytest.raises(PolicyRefused, match="at least 5 patients, the data set has 4"):
+        check_patients(4, PrivacyRules(min_patients=5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "privacy: {max_epsilon: .nan}",
+        "privacy: {max_epsilon: 0}",
+        "privacy: {min_noise_multiplier: -1}",
+        "privacy: {max_delta: 1}",
+        "privacy: {maximum: 1}",
+        "privacy: {required_mode: dp}",
+        "data_sets: {images: {max_epsilon: -1}}",
+        "data_sets: {images: {epsilon: 1}}",
+    ],
+)
+def test_a_policy_is_never_guessed(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SiteError, match=r"policy\.yaml"):
+        policy(tmp_path, text)
+
+
+def test_the_template_shows_the_defaults() -> None:
+    assert SitePolicy.load(TEMPLATE) == SitePolicy()
+    text = TEMPLATE.read_text()
+    for name in PrivacyRules.model_fields:
+        assert name in text
