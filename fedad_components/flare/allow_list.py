@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fedad_components.flare.aggregator import FedADAggregator
+from fedad_components.flare.channels import JobChannels
 from fedad_components.flare.controller import FedADController
 from fedad_components.flare.egress import StrictEgress
 from fedad_components.flare.executor import FedADExecutor
+from fedad_components.flare.ingress import StrictIngress
 from fedad_components.flare.persistor import FedADPersistor
 from fedad_components.flare.shareable_generator import FedADShareableGenerator
 
@@ -23,6 +25,8 @@ CLASS_ALLOW_LIST: tuple[str, ...] = tuple(
         FedADExecutor,
         FedADPersistor,
         FedADShareableGenerator,
+        JobChannels,
         StrictEgress,
+        StrictIngress,
     )
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -44,6 +46,15 @@ def data_kind(config: FedADConfig) -> DataKind:
     return DataKind.WEIGHT_DIFF if config.federation.update == "difference" else DataKind.WEIGHTS
 
 
+@lru_cache(maxsize=1)
+def expected_tensors(config: FedADConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a configuration lets through, in both directions; built once a process."""
+    # A site's parent process builds the filters that call this, and never filters: torch stays out of it.
+    from fedad_components.fedsd.state import wire_spec
+
+    return wire_spec(config)
+
+
 def read_dxo(shareable: Shareable, kind: DataKind) -> DXO:
     """The DXO in a Shareable.
 
@@ -58,6 +69,18 @@ def read_dxo(shareable: Shareable, kind: DataKind) -> DXO:
         found = getattr(dxo.data_kind, "value", dxo.data_kind)
         raise WireError(f"expected a DXO of kind {kind.value}, got {shown(found)}")
     return dxo
+
+
+def only(mapping: Any, allowed: Collection[str], what: str) -> None:
+    """Deny by default over a mapping's keys.
+
+    Raises:
+        WireError: naming the first unexpected key, or if it is no mapping.
+    """
+    if not isinstance(mapping, dict):
+        raise WireError(f"expected {what}s in a dict, got {type(mapping).__name__}")
+    if unknown := sorted(str(key) for key in mapping.keys() - set(allowed)):
+        raise WireError(f"unexpected {what} {shown(unknown[0])}; allowed: {', '.join(sorted(allowed))}")
 
 
 def known_code(code: Any) -> str:

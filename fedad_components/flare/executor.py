@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -15,13 +15,13 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedad_components.config import FedADConfig
-from fedad_components.fedsd.state import wire_spec
-from fedad_components.flare.context import data_kind, read_dxo, register_tensors, set_configuration
+from fedad_components.flare.context import data_kind, register_tensors, set_configuration
 from fedad_components.flare.controller import TRAIN_TASK
+from fedad_components.flare.ingress import check_task
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
 from fedad_components.privacy.claim import STATEMENTS
 from fedad_components.privacy.policy import PolicyRefused, PrivacyRules
-from fedad_components.tensors import check_tensors, decode, encode_update, wire_dtype
+from fedad_components.tensors import decode, encode_update
 from fedad_components.wire import (
     REASON_HEADER,
     RULE_HEADER,
@@ -29,7 +29,6 @@ from fedad_components.wire import (
     ResultMeta,
     TaskMeta,
     WireError,
-    parse_meta,
     site_key,
 )
 from fedad_components.worker.process import (
@@ -59,7 +58,9 @@ class FedADExecutor(Executor):
         self._worker: TrainingProcess | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """End the training process with the job."""
+        """Make the configuration known to the site's filters; end the training process with the job."""
+        if event_type == EventType.START_RUN:
+            set_configuration(fl_ctx, self._config)
         if event_type in (EventType.ABOUT_TO_END_RUN, EventType.END_RUN) and self._worker is not None:
             self._worker.stop()
 
@@ -69,9 +70,9 @@ class FedADExecutor(Executor):
         if task_name != TRAIN_TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            task, theta = self._checked(shareable)
+            task, tensors = check_task(shareable, self._config)
             rules = self._check_policy(fl_ctx)
-            return self._train(task, theta, rules, fl_ctx, abort_signal)
+            return self._train(task, decode(tensors), rules, fl_ctx, abort_signal)
         except TrainingAborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except TrainingError as error:
@@ -85,35 +86,6 @@ class FedADExecutor(Executor):
         except Exception as error:
             self.log_exception(fl_ctx, "unexpected error")  # with its traceback
             return self._failure(Reason.TRAINING_FAILED, error, fl_ctx)
-
-    def _checked(self, shareable: Shareable) -> tuple[TaskMeta, dict[str, torch.Tensor]]:
-        """The task's meta and theta^t in float32.
-
-        Raises:
-            WireError: if it is not exactly what this configuration makes the server send.
-        """
-        dxo = read_dxo(shareable, DataKind.WEIGHTS)
-        task = parse_meta(TaskMeta, dxo.meta)
-        if task.config_digest != self._config.digest():
-            raise WireError(
-                "the server runs another configuration than this site's job holds (digest differs): resubmit the job "
-                "as it was exported"
-            )
-        if task.experiment != self._config.federation.experiment:
-            raise WireError(f"the task is of experiment {task.experiment!r}")
-        if not task.round < self._config.federation.rounds:
-            raise WireError(f"round {task.round} is beyond federation.rounds {self._config.federation.rounds}")
-        self._check_lambda(task.lambda_t)
-        check_tensors(dxo.data, wire_spec(self._config), wire_dtype(self._config))
-        return task, decode(dxo.data)
-
-    def _check_lambda(self, lambda_t: float) -> None:
-        atsa = self._config.atsa
-        low, high = (
-            (atsa.lambda_fixed, atsa.lambda_fixed) if atsa.schedule == "fixed" else (atsa.lambda_min, atsa.lambda_max)
-        )
-        if not low - 1e-9 <= lambda_t <= high + 1e-9:
-            raise WireError(f"lambda_t {lambda_t} is outside [{low}, {high}]")
 
     def _check_policy(self, fl_ctx: FLContext) -> PrivacyRules:
         """The site's rules for the job's data set; PolicyRefused if the job is below one of them."""

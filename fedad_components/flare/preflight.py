@@ -17,7 +17,15 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
-from fedad_components.flare.provision import STARTUP_FILES, STRICT_EGRESS, Kind, kit_kind
+from fedad_components.flare.provision import (
+    JOB_CHANNELS,
+    SITE_CHANNELS,
+    STARTUP_FILES,
+    STRICT_EGRESS,
+    STRICT_INGRESS,
+    Kind,
+    kit_kind,
+)
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
 from fedad_components.imaging.catalogue import Catalogue, CatalogueError
 
@@ -51,7 +59,7 @@ def check(kit: str | Path, *, network: bool = True) -> list[Finding]:
         findings += _found("class allow list", _allow_list, kit)
         findings += [*_found("authorization", _authorization, kit), _custom_code(kit)]
     if kind == "client":
-        findings += [*_found("egress", _privacy, kit), *_site(kit)]
+        findings += [*_found("egress", _privacy, kit), *_found("channels", _channels, kit), *_site(kit)]
     if network and kind != "server":
         findings += _found("server", _server, kit, kind)
     return findings
@@ -141,17 +149,36 @@ def _authorization(kit: Path) -> Iterator[Finding]:
 def _privacy(kit: Path) -> Iterator[Finding]:
     policy = _read(kit / "local" / "privacy.json")
     scopes = policy.get("scopes") or []
-    bare = [scope.get("name", "?") for scope in scopes if not _last_filter_is_strict(scope)]
-    if not scopes or bare or policy.get("default_scope") not in {scope.get("name") for scope in scopes}:
-        yield Finding("egress", False, f"StrictEgress is not the last result filter of every scope: {HARDEN}")
-    else:
-        yield Finding("egress", True, "StrictEgress is the last filter of every scope")
+    known = bool(scopes) and policy.get("default_scope") in {scope.get("name") for scope in scopes}
+    for what, chain, place, strict, word in (
+        ("egress", "task_result_filters", -1, STRICT_EGRESS, "last result"),
+        ("ingress", "task_data_filters", 0, STRICT_INGRESS, "first data"),
+    ):
+        name = strict.rpartition(".")[2]
+        direction = "out" if what == "egress" else "in"
+        ok = known and all(_stands(scope.get(chain) or [{}], place, strict, direction) for scope in scopes)
+        detail = (
+            f"{name} is the {word} filter of every scope" if ok else f"{name} is not the {word} filter of every scope"
+        )
+        yield Finding(what, ok, detail if ok else f"{detail}: {HARDEN}")
 
 
-def _last_filter_is_strict(scope: dict[str, Any]) -> bool:
-    """Also that it filters what goes *out*: FLARE's default, which a ``direction`` would override."""
-    filters = scope.get("task_result_filters") or [{}]
-    return filters[-1].get("path") == STRICT_EGRESS and filters[-1].get("direction", "out") in ("out", "inout")
+def _stands(filters: list[dict[str, Any]], place: int, path: str, direction: str) -> bool:
+    """Also that it filters this way: FLARE's default, which a ``direction`` would override."""
+    return filters[place].get("path") == path and filters[place].get("direction", direction) in (direction, "inout")
+
+
+def _channels(kit: Path) -> Iterator[Finding]:
+    """A kit of an earlier release has none of them, and its results would all be refused."""
+    policy, resources = _read(kit / "local" / "privacy.json"), _effective(kit, "resources.json")
+    found = {"a job's process": JOB_CHANNELS in (policy.get("components") or [])}
+    found["the site's process"] = SITE_CHANNELS in (resources.get("components") or [])
+    bare = [where for where, guarded in found.items() if not guarded]
+    yield Finding(
+        "channels",
+        not bare,
+        f"{' and '.join(bare)}: unguarded: {HARDEN}" if bare else "every message needs to be listed",
+    )
 
 
 def _custom_code(kit: Path) -> Finding:

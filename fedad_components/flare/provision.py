@@ -24,7 +24,9 @@ from nvflare.lighter.spec import Builder, Project, ProvisionContext
 from fedad_components.config import check_name
 from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
+from fedad_components.flare.channels import JOB_CHANNELS_ID, JobChannels, SiteChannels
 from fedad_components.flare.egress import StrictEgress
+from fedad_components.flare.ingress import StrictIngress
 from fedad_components.flare.recovery import AbandonedJobs
 from fedad_components.flare.site import SitePaths
 from fedad_components.flare.storage import KitStorage
@@ -33,6 +35,9 @@ from fedad_components.resources import resource_dir
 Kind = Literal["server", "client", "admin"]
 
 STRICT_EGRESS = class_path(StrictEgress)
+STRICT_INGRESS = class_path(StrictIngress)
+JOB_CHANNELS = {"id": JOB_CHANNELS_ID, "path": class_path(JobChannels), "args": {}}
+SITE_CHANNELS = {"id": "site_channels", "path": class_path(SiteChannels), "args": {}}
 PRIVACY_SCOPE = "fedad"
 PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
@@ -72,9 +77,9 @@ def harden(kit: str | Path) -> Kind:
     """Apply FedAD's policy to a kit, in place; running it again changes nothing.
 
     Everybody: mutual TLS, private keys 0600, folders 0700. Server and sites: signed jobs only, exact class allow list,
-    authorization policy, no log streaming, a private folder. Server: storage in the kit. Sites: StrictEgress in the
-    privacy policy, last behind the site's own filters; an empty catalogue and the policy template (existing ones are
-    kept).
+    authorization policy (what a kit's own denies stays denied), no log streaming, a private folder. Server: storage in
+    the kit. Sites: the guards of ``channels.py``; in the privacy policy StrictIngress before and StrictEgress behind
+    the site's own filters; an empty catalogue and the policy template (existing ones are kept).
 
     FLARE reads ``resources.json`` and ``authorization.json`` only where they exist, and else their ``.default``; it
     runs *without* any authorization when both are missing. So the defaults are what is rewritten.
@@ -95,7 +100,7 @@ def harden(kit: str | Path) -> Kind:
                     f"{local / name}: overrides the policy of {name}.default; move its settings and remove it"
                 )
         _edit_json(local / "resources.json.default", _server_resources if kind == "server" else _client_resources)
-        write_atomic(local / "authorization.json.default", _template("authorization.json"))
+        _authorize(local / "authorization.json.default")
         if not (local / "comm_config.json").exists():  # FLARE writes one for a participant with `listening_host`
             write_atomic(local / "comm_config.json", _as_json(_INTERNAL_LISTENER))
         (local / "privacy.json.sample").unlink(missing_ok=True)  # its example filters let everything through
@@ -104,7 +109,7 @@ def harden(kit: str | Path) -> Kind:
         make_private_dir(local / "custom")  # FLARE searches it only if it is there when the site starts
         if not (local / "privacy.json").exists():
             write_atomic(local / "privacy.json", _as_json(privacy_policy()))
-        _edit_json(local / "privacy.json", _strict_egress_last)
+        _edit_json(local / "privacy.json", _strict)
         for path in (site.catalogue, site.policy):
             if not path.exists():
                 write_atomic(path, _template(path.name))
@@ -121,21 +126,47 @@ def tighten(kit: Path) -> None:
 
 
 def privacy_policy() -> dict[str, Any]:
-    """A site's ``privacy.json``: one scope, in which every task result passes StrictEgress.
+    """A site's ``privacy.json``: one scope, in which every task passes StrictIngress and every result StrictEgress.
 
-    Site filters cannot be removed by a job, and a job that names another scope is refused.
+    Neither they nor the guard of the other channels can be removed by a job; a job that names another scope is refused.
     """
-    scope = {"name": PRIVACY_SCOPE, "properties": {}, "task_result_filters": [{"path": STRICT_EGRESS, "args": {}}]}
-    return {"scopes": [scope], "default_scope": PRIVACY_SCOPE}
+    policy = {"scopes": [{"name": PRIVACY_SCOPE, "properties": {}}], "default_scope": PRIVACY_SCOPE}
+    _strict(policy)
+    return policy
 
 
-def _strict_egress_last(policy: dict[str, Any]) -> None:
-    """Put StrictEgress behind the filters that the site has added; those stay."""
+def _strict(policy: dict[str, Any]) -> None:
+    """StrictIngress before the filters that the site has added, StrictEgress behind them; those stay."""
     for scope in policy["scopes"]:
-        others = [item for item in scope.get("task_result_filters", []) if item["path"] != STRICT_EGRESS]
-        scope["task_result_filters"] = [*others, {"path": STRICT_EGRESS, "args": {}}]
+        scope["task_data_filters"] = [_filter(STRICT_INGRESS), *_others(scope, "task_data_filters", STRICT_INGRESS)]
+        scope["task_result_filters"] = [*_others(scope, "task_result_filters", STRICT_EGRESS), _filter(STRICT_EGRESS)]
     if policy["default_scope"] not in [scope["name"] for scope in policy["scopes"]]:
         raise ValueError(f"default_scope {policy['default_scope']!r} is none of its scopes")
+    others = [item for item in policy.get("components", []) if item["id"] != JOB_CHANNELS_ID]
+    policy["components"] = [JOB_CHANNELS, *others]
+
+
+def _filter(path: str) -> dict[str, Any]:
+    return {"path": path, "args": {}}
+
+
+def _others(scope: dict[str, Any], chain: str, path: str) -> list[dict[str, Any]]:
+    return [item for item in scope.get(chain, []) if item["path"] != path]
+
+
+def _authorize(path: Path) -> None:
+    """FedAD's authorization policy; a right that the kit's own policy denies to a role stays denied."""
+    policy = json.loads(_template("authorization.json"))
+    if path.exists():
+
+        def keep_denials(own: dict[str, Any]) -> None:
+            for role, rights in own["permissions"].items():
+                for right, value in rights.items() if isinstance(rights, dict) else ():
+                    if value == "none" and right in policy["permissions"].get(role, {}):
+                        policy["permissions"][role][right] = "none"
+
+        _edit_json(path, keep_denials)
+    write_atomic(path, _as_json(policy))
 
 
 def _startup(kind: Kind, startup: dict[str, Any]) -> None:
@@ -149,6 +180,8 @@ def _client_resources(resources: dict[str, Any]) -> None:
     _common_resources(resources)
     # Top-level keys beyond FLARE's own are sent to the server at registration: nothing of FedAD's belongs here.
     resources["allow_log_streaming"] = False
+    others = [item for item in resources["components"] if item["id"] != SITE_CHANNELS["id"]]
+    resources["components"] = [*others, SITE_CHANNELS]
 
 
 def _server_resources(resources: dict[str, Any]) -> None:

@@ -1,0 +1,130 @@
+"""`fedad egress`: what a job would let out of a site, before it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from fedad_components.cli.messages import complain
+
+if TYPE_CHECKING:
+    from fedad_components.egress_page import EgressPage
+
+app = typer.Typer(no_args_is_help=True, help="See what a job would let out of a site.")
+
+_console = Console()
+
+REFUSED = 3
+_GUARDS = {"class allow list", "code inside a job", "egress", "ingress", "channels"}
+"""Findings of a kit's preflight on which the page's statements rest."""
+
+
+@app.callback()
+def _group() -> None:
+    """Keep ``show`` a subcommand while it is the only one."""
+
+
+@app.command(
+    epilog="Example:  fedad egress show jobs/fedad_job --kit /opt/fedad/hospital-a\n\n"
+    "Exit codes: 0 the site would run the job; 3 it would refuse it; 1 JOB or KIT cannot be read."
+)
+def show(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Folder of the job, as it was exported or submitted.")],
+    kit: Annotated[
+        Path | None,
+        typer.Option(help="The site's startup kit: its policy and catalogue. Without: the strictest policy."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every tensor.")] = False,
+) -> None:
+    """The security officer's page: every tensor, every word, every channel, and what the site's policy says."""
+    from fedad_components.egress_page import make_page
+    from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
+    from fedad_components.flare.executor import FedADExecutor
+    from fedad_components.flare.provision import KitError
+    from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
+    from fedad_components.imaging.catalogue import Catalogue, CatalogueError
+
+    try:
+        policy = SitePolicy.load(SitePaths.of_kit(kit).policy) if kit else None
+        data_sets = Catalogue.load(SitePaths.of_kit(kit).catalogue).data_sets if kit else None
+        page = _with_guards(
+            kit,
+            make_page(job, CLASS_ALLOW_LIST, executor=class_path(FedADExecutor), policy=policy, data_sets=data_sets),
+        )
+    except (CatalogueError, KitError, SiteError, OSError) as error:
+        complain(error)
+        raise typer.Exit(1) from None
+    if as_json:
+        print(json.dumps(page.to_json(), indent=2))
+    else:
+        _print(page, kit)
+    if page.refusals:
+        raise typer.Exit(REFUSED)
+
+
+def _with_guards(kit: Path | None, page: EgressPage) -> EgressPage:
+    """The page, refused where the kit lacks what the page counts on."""
+    if kit is None:
+        return page
+    from dataclasses import replace
+
+    from fedad_components.egress_page import Refusal
+    from fedad_components.flare.preflight import check
+
+    weak = [
+        Refusal(item.what, item.detail) for item in check(kit, network=False) if item.what in _GUARDS and not item.ok
+    ]
+    return replace(page, refusals=(*page.refusals, *weak))
+
+
+def _print(page: EgressPage, kit: Path | None) -> None:
+    from fedad_components.egress_page import PATHS, by_group
+    from fedad_components.privacy.policy import Rule
+    from fedad_components.wire import Reason
+
+    def say(text: str) -> None:
+        _console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    config = page.config
+    if config:
+        say(
+            f"job {page.job}: experiment {config.federation.experiment}, data set {config.federation.data_set}, "
+            f"{config.federation.rounds} rounds, configuration {config.digest()[:12]}…\n"
+        )
+        table = Table("layers", "tensors", Column("bytes", justify="right"), title="Leaves with each round")
+        for group, tensors in by_group(page.tensors).items():
+            table.add_row(group, str(len(tensors)), f"{sum(tensor.bytes for tensor in tensors):,}")
+        table.add_section()
+        table.add_row("sum", str(len(page.tensors)), f"{page.bytes_per_round:,}")
+        _console.print(table)
+        total = page.bytes_per_round * config.federation.rounds
+        say(f"{config.federation.wire_dtype}, over all rounds at most {total:,} bytes. Every tensor: --json\n")
+        words = Table("field", Column("says", overflow="fold"), title="Beside them")
+        for name, meaning in (page.meta or {}).items():
+            words.add_row(name, meaning)
+        words.add_section()
+        words.add_row("or an error:", f"FLARE's code, and one of: {', '.join(reason.value for reason in Reason)}")
+        words.add_row("", f"with a rule of the policy: {', '.join(rule.value for rule in Rule)}")
+        _console.print(words)
+        ways = Table("path", Column("what FedAD does", overflow="fold"), title="Every way out of the site's processes")
+        for way in PATHS:
+            ways.add_row(way.name, way.fedad)
+        _console.print(ways)
+        say("Stays: " + "; ".join(page.stays))
+        say(f"\nPrivacy mode {config.privacy.mode}. {page.statement}")
+        if page.claim:
+            say(f"Planned: {page.claim}")
+    for note in page.notes:
+        say(f"Note: {note}")
+    site = f"{kit}" if kit else "a site with the strictest policy (no --kit)"
+    if page.refusals:
+        say(f"\nREFUSED by {site}:")
+        for refusal in page.refusals:
+            say(f"  {refusal.by}: {refusal.why}")
+    else:
+        say(f"\nWould run at {site}.")

@@ -1,0 +1,411 @@
+"""The security officer's page: what a job would let out of a site, before it runs, and whether the site would run it.
+
+Read from the job's folder, the site's policy and its catalogue; nothing of the job is executed. Needs no FLARE.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedad_components.config import ConfigError, FedADConfig
+from fedad_components.flare.site import SitePolicy
+from fedad_components.privacy.accountant import AccountantError, Charge, epsilon_record, epsilon_unit
+from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
+from fedad_components.privacy.plan import PlanError, sample_rate, steps_per_epoch
+from fedad_components.privacy.policy import PolicyRefused, Rule
+from fedad_components.wire import SILENT_MODES, Reason, shown
+
+if TYPE_CHECKING:
+    from fedad_components.imaging.catalogue import DataSet
+
+CLIENT_CONFIG = "config_fed_client.json"
+JOB_FILES = ("meta.json", "config_fed_client.json", "config_fed_server.json")
+SIGNATURES = ".__nvfl_"
+"""Beginning of the names of the files that FLARE writes into a job when it signs it."""
+
+MEANINGS = {
+    "config_digest": "SHA-256 of the job's configuration: server and site run the same one",
+    "round": "number of the round",
+    "n_samples": "images that the site trained on: the weight of its update",
+    "losses": "four numbers, means over the last local epoch and all images",
+    "claim": "the site's privacy guarantee so far, from public figures alone",
+    "ledger_head": "hash over the site's privacy ledger, so that a ledger that was rolled back is noticed",
+}
+"""What each field of a result's meta says; tests hold it against ``wire.ResultMeta``."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way in which bytes can leave a site's processes."""
+
+    name: str
+    flare: str
+    fedad: str
+
+
+PATHS = (
+    Way(
+        "task results",
+        "site filters, then the job's own filters, then the wire",
+        "StrictEgress rebuilds them from an exact list; the guard then passes only what StrictEgress let out last",
+    ),
+    Way(
+        "results with an error code",
+        "filtered as any other result (FLARE 2.9)",
+        "only the code, a reason and a rule from fixed vocabularies",
+    ),
+    Way(
+        "auxiliary messages",
+        "no filter",
+        "refused, but for FLARE's three: runner sync, job heartbeat, task check; these without content",
+    ),
+    Way(
+        "federated events",
+        "auxiliary topic `fed.event`, no filter; a job process always has the sender",
+        "refused",
+    ),
+    Way(
+        "metrics (`log_stats`, `add_scalar`)",
+        "become federated events by ConvertToFedEvent, or auxiliary messages",
+        "refused; the classes are in no allow list",
+    ),
+    Way(
+        "log and error streams",
+        "object streams, no filter; FLARE allows them unless a site forbids it",
+        "refused; `allow_log_streaming: false`; the streamers are taken out of the kit",
+    ),
+    Way(
+        "object, file and byte streams",
+        "any channel and topic, no filter",
+        "refused; every stream needs a listed channel and topic",
+    ),
+    Way(
+        "download service, by which large tensors travel",
+        "whoever knows a reference may fetch it, no filter",
+        "bounded: no more bytes than two updates for each result that StrictEgress let out",
+    ),
+    Way(
+        "public properties of FLARE's context",
+        "travel with every message of a job",
+        "refused, but for the names of site and job",
+    ),
+    Way(
+        "`show_errors`, `show_stats` and other replies of a job",
+        "every error that is logged as an event can be asked for from the console",
+        "reply without content; FedAD's errors are no events",
+    ),
+    Way(
+        "shell, environment, system and component commands",
+        "the site's authorization decides",
+        "denied to every role; the reply would go out empty all the same",
+    ),
+    Way(
+        "network diagnosis (`cells`, `config_vars`, `process_info`)",
+        "each process answers, no authorization at the site",
+        "reply without content",
+    ),
+    Way(
+        "registration, heartbeats, job status",
+        "the site's name, certificate, address, versions, job ids, exit code",
+        "let through: FLARE does not run without them",
+    ),
+)
+"""docs/security.md has the same table; a test holds the two together."""
+
+STAYS = (
+    "images, file names, patients' pseudonyms, labels",
+    "the optimiser's state, and anything computed for a single image",
+    "catalogue, policy, privacy ledger and key of the privacy units",
+    "logs, and the cause of an error",
+)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor that leaves with each result."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the site would not run the job, by the name of what refuses it."""
+
+    by: str
+    why: str
+
+
+@dataclass(frozen=True)
+class EgressPage:
+    """The page; ``tensors`` and everything after it is empty where the job has no usable configuration."""
+
+    job: str
+    refusals: tuple[Refusal, ...]
+    config: FedADConfig | None
+    tensors: tuple[Tensor, ...] = ()
+    meta: Mapping[str, str] | None = None
+    stays: tuple[str, ...] = ()
+    claim: PrivacyClaim | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes_per_round(self) -> int:
+        """Bytes of all tensors of one result."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def statement(self) -> str:
+        """What may be said about the job's privacy."""
+        if self.config is None:
+            return ""
+        return STATEMENTS[self.config.privacy.mode].format(unit=self.config.privacy.unit)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, every tensor listed."""
+        config = self.config
+        return {
+            "job": self.job,
+            "would_run": not self.refusals,
+            "refusals": [vars(refusal) for refusal in self.refusals],
+            "experiment": config and config.federation.experiment,
+            "data_set": config and config.federation.data_set,
+            "rounds": config and config.federation.rounds,
+            "config_digest": config and config.digest(),
+            "privacy": config
+            and {
+                "mode": config.privacy.mode,
+                "statement": self.statement,
+                "planned": self.claim and self.claim.model_dump(mode="json"),
+                "planned_text": self.claim and str(self.claim),
+            },
+            "leaves": {
+                "tensors": [vars(tensor) for tensor in self.tensors],
+                "bytes_per_round": self.bytes_per_round,
+                "bytes_total": self.bytes_per_round * (config.federation.rounds if config else 0),
+                "meta": dict(self.meta or {}),
+                "error_reasons": [reason.value for reason in Reason],
+                "error_rules": [rule.value for rule in Rule],
+            },
+            "stays": list(self.stays),
+            "paths": [vars(path) for path in PATHS],
+            "notes": list(self.notes),
+        }
+
+
+def make_page(
+    job: str | Path,
+    allow_list: Collection[str],
+    *,
+    executor: str,
+    policy: SitePolicy | None = None,
+    data_sets: Mapping[str, DataSet] | None = None,
+) -> EgressPage:
+    """Read a job's folder.
+
+    Args:
+        job: the folder with ``meta.json``.
+        allow_list: the classes that a site builds for a job.
+        executor: the class whose tasks let something out, FedAD's.
+        policy: the site's; by default the strictest.
+        data_sets: of the site's catalogue; without one, nothing is said about data.
+
+    Raises:
+        FileNotFoundError: if the folder holds no job.
+    """
+    job = Path(job)
+    if not (job / "meta.json").is_file():
+        raise FileNotFoundError(f"{job}: no job: expected a folder with meta.json and a folder for each app")
+    refusals = list(_files(job))
+    configs = []
+    for path in sorted(job.glob(f"*/config/{CLIENT_CONFIG}")):
+        try:
+            found, problems = _client(json.loads(path.read_text(encoding="utf-8")), allow_list, executor)
+        except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+            found, problems = None, [Refusal("job", f"not what FedAD exports: {error!r}")]
+        refusals += [Refusal(item.by, f"{path.relative_to(job)}: {item.why}") for item in problems]
+        configs += [found] if found else []
+    if not configs or any(config != configs[0] for config in configs):
+        what = "several configurations" if configs else f"no usable configuration in */config/{CLIENT_CONFIG}"
+        return EgressPage(job.name, (*refusals, Refusal("job", what)), None)
+    config = configs[0]
+    refusals += _policy(config, policy or SitePolicy())
+    refusals += [] if data_sets is None else _data(config, data_sets)
+    units = data_sets[config.federation.data_set].units if data_sets and not refusals else None
+    claim, notes = _plan(config, units, policy or SitePolicy())
+    return EgressPage(
+        job.name,
+        tuple(refusals),
+        config,
+        tensors=_tensors(config),
+        meta=_meta(config),
+        stays=tuple(_stays(config)),
+        claim=claim,
+        notes=tuple(notes),
+    )
+
+
+# -- the job ----------------------------------------------------------------------------------------------------------
+
+
+def _files(job: Path) -> Iterator[Refusal]:
+    """Files that a FedAD job does not have: code above all, which no site runs."""
+    for path in sorted(path for path in job.rglob("*") if not path.is_dir()):
+        place = path.relative_to(job)
+        if "custom" in place.parts[:-1]:
+            yield Refusal("byoc", f"{place}: custom code, which this site's authorization forbids to every role")
+        elif path.name not in JOB_FILES and not path.name.startswith(SIGNATURES):
+            yield Refusal("job", f"{place}: no file of a FedAD job; this page cannot say what it does")
+
+
+def _client(
+    content: dict[str, Any], allow_list: Collection[str], executor: str
+) -> tuple[FedADConfig | None, list[Refusal]]:
+    """The configuration in a site's part of a job, and what there is beside it."""
+    problems = []
+    known = {"format_version", "executors", "task_data_filters", "task_result_filters", "components"}
+    if unknown := sorted(content.keys() - known):
+        problems.append(Refusal("job", f"unexpected {shown(unknown[0])}"))
+    config = None
+    for entry in content.get("executors", []):
+        component = entry["executor"]
+        problems += _class(component, allow_list)
+        if component.get("path") == executor:
+            try:
+                config = FedADConfig.parse(component["args"]["config"])
+            except ConfigError as error:
+                problems.append(Refusal("job", str(error)))
+        else:
+            problems.append(
+                Refusal("job", f"executor {shown(_path(component))}: not FedAD's, StrictEgress passes none of it")
+            )
+    for key in ("task_data_filters", "task_result_filters"):
+        for chain in content.get(key, []):
+            for component in chain["filters"]:
+                problems += _class(component, allow_list)
+    for component in content.get("components", []):
+        problems += _class(component, allow_list)
+    return config, problems
+
+
+def _path(component: Mapping[str, Any]) -> Any:
+    return component.get("path") or component.get("class_path") or component.get("name")
+
+
+def _class(component: Mapping[str, Any], allow_list: Collection[str]) -> list[Refusal]:
+    path = _path(component)
+    return (
+        [] if path in allow_list else [Refusal("class_allow_list", f"{shown(path)} is not in this site's allow list")]
+    )
+
+
+# -- the site ---------------------------------------------------------------------------------------------------------
+
+
+def _policy(config: FedADConfig, policy: SitePolicy) -> list[Refusal]:
+    try:
+        policy.check(config)
+    except PolicyRefused as error:
+        return [Refusal(error.rule.value, str(error).removeprefix(f"{error.rule.value}: "))]
+    return []
+
+
+def _data(config: FedADConfig, data_sets: Mapping[str, DataSet]) -> list[Refusal]:
+    wanted = config.federation.data_set
+    if wanted not in data_sets:
+        return [Refusal("catalogue", f"no data set {wanted!r} (there are: {', '.join(sorted(data_sets)) or 'none'})")]
+    units, privacy = data_sets[wanted].units, config.privacy
+    if privacy.mode != "dp_sgd":
+        return []
+    if units is None:
+        return [Refusal("catalogue", f"data set {wanted!r} declares no `units`, which privacy.mode 'dp_sgd' needs")]
+    try:
+        sample_rate(units, privacy.units_per_step)
+    except PlanError as error:
+        return [Refusal("catalogue", str(error))]
+    return []
+
+
+# -- what leaves ------------------------------------------------------------------------------------------------------
+
+
+def _tensors(config: FedADConfig) -> tuple[Tensor, ...]:
+    from fedad_components.fedsd.state import wire_spec
+    from fedad_components.tensors import wire_dtype
+
+    width = wire_dtype(config).itemsize
+    return tuple(
+        Tensor(name, shape, config.federation.wire_dtype, width * math.prod(shape))
+        for name, shape in wire_spec(config).items()
+    )
+
+
+def by_group(tensors: Collection[Tensor]) -> dict[str, list[Tensor]]:
+    """Tensors by layer: ``conv1``, ``bn1``, ``layer1`` to ``layer4``, ``head``."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.name.partition(".")[0], []).append(tensor)
+    return groups
+
+
+def _meta(config: FedADConfig) -> dict[str, str]:
+    silent = {"n_samples", "losses"} if config.privacy.mode in SILENT_MODES else set()
+    absent = silent | ({"claim"} if config.privacy.mode != "dp_sgd" else set())
+    return {name: meaning for name, meaning in MEANINGS.items() if name not in absent}
+
+
+def _stays(config: FedADConfig) -> Iterator[str]:
+    yield from STAYS
+    if config.loss.head == "private":
+        yield "the projection head"
+    if config.model.norm == "local":
+        yield "BatchNorm's running statistics"
+    if config.privacy.mode in SILENT_MODES:
+        yield "the number of images, and every loss"
+
+
+def _plan(config: FedADConfig, units: int | None, policy: SitePolicy) -> tuple[PrivacyClaim | None, list[str]]:
+    """The guarantee after all rounds, as an empty ledger would give it."""
+    privacy, rounds = config.privacy, config.federation.rounds
+    if privacy.mode != "dp_sgd":
+        return None, []
+    if units is None:
+        return None, ["the planned epsilon depends on the data set's `units`: give --kit"]
+    rate = sample_rate(units, privacy.units_per_step)
+    charge = Charge(
+        privacy.noise_multiplier,
+        rate,
+        rounds * config.training.epochs * steps_per_epoch(units, privacy.units_per_step),
+    )
+    try:
+        claim = PrivacyClaim(
+            unit=privacy.unit,
+            units=units,
+            noise_multiplier=charge.noise_multiplier,
+            sample_rate=charge.sample_rate,
+            steps=charge.steps,
+            delta=privacy.delta,
+            epsilon_unit=epsilon_unit([charge], privacy.delta),
+            epsilon_record=epsilon_record([charge], privacy.delta),
+        )
+    except AccountantError as error:
+        return None, [f"no epsilon can be planned: {error}"]
+    notes = ["the plan counts this job alone: the site's ledger adds what the data set has spent before"]
+    rules = policy.rules(config.federation.data_set)
+    for rule, budget, planned in (
+        (Rule.MAX_EPSILON, rules.max_epsilon, claim.epsilon_unit),
+        (Rule.MAX_EPSILON_RECORD, rules.max_epsilon_record, claim.epsilon_record),
+    ):
+        if budget is not None and planned is not None and planned > budget:
+            notes.append(
+                f"{rule.value}: the data set's budget {budget:g} would be passed before round {rounds}: this site "
+                f"would then refuse (planned: {claim})"
+            )
+    return claim, notes
