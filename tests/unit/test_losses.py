@@ -43,6 +43,30 @@ def test_nt_xent_equals_a_double_loop(n: int, temperature: float) -> None:
     assert losses.nt_xent(z_s, temperature).item() == pytest.approx(expected, abs=1e-12, rel=1e-12)
 
 
+@pytest.mark.parametrize("n", [1, 5])
+def test_nt_xent_against_given_negatives_equals_a_loop_over_images(n: int) -> None:
+    """Each view's softmax has its twin and the negatives, no other image: the mean of each image's own loss."""
+    z_s, negatives, temperature = random_z(n, 0, 16), random_z(4, 1, 16).flatten(0, 1), 0.3
+    terms = []
+    for i in range(n):
+        for own, twin in ((z_s[0, i], z_s[1, i]), (z_s[1, i], z_s[0, i])):
+            positive = torch.cosine_similarity(own, twin, dim=0) / temperature
+            others = torch.cosine_similarity(own[None], negatives) / temperature
+            terms.append(torch.log(positive.exp() + others.exp().sum()) - positive)
+    found = losses.nt_xent_against(z_s, negatives, temperature)
+    assert found.item() == pytest.approx(float(torch.stack(terms).mean()), rel=1e-12)
+    alone = [losses.nt_xent_against(z_s[:, [i]], negatives, temperature) for i in range(n)]
+    assert found.item() == pytest.approx(float(torch.stack(alone).mean()), rel=1e-12)
+    whole = losses.fedsd(z_s, z_s, None, 0.0, LossConfig(gamma=0.0, temperature=temperature), negatives=negatives)
+    assert whole.total == found
+
+
+def test_nt_xent_of_one_image_has_no_gradient() -> None:
+    z_s = random_z(1).requires_grad_()
+    (gradient,) = torch.autograd.grad(losses.nt_xent(z_s, 0.1), z_s)
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
 def test_nt_xent_of_equal_vectors_is_chance() -> None:
     n = 9
     assert losses.nt_xent(torch.ones(2, n, 4, dtype=torch.float64), 0.1).item() == pytest.approx(math.log(2 * n - 1))

@@ -16,11 +16,16 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("norm", ["batch", "local", "group"])
+def configuration(image_size: int, norm: str) -> ModelConfig:
+    weights = {"file": "weights.safetensors", "sha256": "0" * 64} if norm == "folded" else None
+    return ModelConfig.model_validate({"image_size": image_size, "norm": norm, "initial_weights": weights})
+
+
+@pytest.mark.parametrize("norm", ["batch", "local", "group", "folded"])
 def test_parameter_counts(norm: str) -> None:
     with torch.device("meta"):
-        large = model.build_extractor(ModelConfig(image_size=224, norm=norm))
-        small = model.build_extractor(ModelConfig(image_size=48, norm=norm))
+        large = model.build_extractor(configuration(224, norm))
+        small = model.build_extractor(configuration(48, norm))
         head = model.build_head(0, "site")
     assert count(large) == RESNET18_WITHOUT_FC
     assert count(large) - count(small) == 64 * 3 * (7 * 7 - 3 * 3)
@@ -36,8 +41,26 @@ def test_stem_follows_the_view_size(image_size: int, last_map: int) -> None:
     assert maps[0].shape[-2:] == (last_map, last_map)
 
 
-def test_group_norm_has_no_batch_norm_left() -> None:
-    extractor = model.build_extractor(ModelConfig(image_size=32, norm="group"))
+def test_scale_and_shift_and_its_gradients() -> None:
+    """Against the arithmetic written out, in float64."""
+    layer = model.ScaleShift(5).double()
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(3, 5, 4, 4, dtype=torch.float64, requires_grad=True)
+    inputs = (x, layer.weight, layer.bias)
+    expected = x * layer.weight.view(-1, 1, 1) + layer.bias.view(-1, 1, 1)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    upstream = torch.randn_like(x)
+    for mode in (True, False):
+        found = torch.autograd.grad(layer.train(mode)(x), inputs, upstream)
+        wanted = torch.autograd.grad(expected, inputs, upstream, retain_graph=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    assert not list(layer.buffers())
+
+
+@pytest.mark.parametrize("norm", ["group", "folded"])
+def test_norms_for_privacy_see_one_image(norm: str) -> None:
+    extractor = model.build_extractor(configuration(32, norm))
     assert not any(isinstance(layer, nn.BatchNorm2d) for layer in extractor.modules())
     x = torch.randn(3, 3, 32, 32)
     torch.testing.assert_close(extractor(x)[:1], extractor(x[:1]), atol=1e-4, rtol=1e-4)

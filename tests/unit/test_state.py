@@ -12,11 +12,18 @@ from torchvision.models import resnet18
 
 from fedad_components.config import ConfigError, FedADConfig
 from fedad_components.fedsd import state as states
-from fedad_components.fedsd.model import build_extractor, build_head
+from fedad_components.fedsd.model import build_extractor, build_head, estimate_statistics
 
 
 def configuration(norm: str = "batch", image_size: int = 32, head: str = "private", **model: object) -> FedADConfig:
+    """For "folded", with a file of initial weights that does not exist unless ``model`` names another."""
+    if norm == "folded":
+        model = {"initial_weights": {"file": "weights.safetensors", "sha256": "0" * 64}} | model
     return FedADConfig.parse({"model": {"norm": norm, "image_size": image_size, **model}, "loss": {"head": head}})
+
+
+def without_file(config: FedADConfig) -> FedADConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"initial_weights": None})})
 
 
 def random_state(config: FedADConfig) -> dict[str, Tensor]:
@@ -30,10 +37,10 @@ def torchvision_resnet(norm: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("norm", "tensors"), [("batch", 100), ("local", 60), ("group", 60)])
+@pytest.mark.parametrize(("norm", "tensors"), [("batch", 100), ("local", 60), ("group", 60), ("folded", 60)])
 def test_wire_holds_torchvisions_floating_tensors(norm: str, tensors: int) -> None:
     config = configuration(norm)
-    state = states.initial_state(config)
+    state = states.initial_state(without_file(config))
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == states.wire_spec(config)
     assert len(state) == tensors
     assert set(state) <= set(torchvision_resnet(norm).state_dict())
@@ -41,7 +48,7 @@ def test_wire_holds_torchvisions_floating_tensors(norm: str, tensors: int) -> No
     assert not any("num_batches_tracked" in name or name.startswith(("fc.", "head.")) for name in state)
 
 
-@pytest.mark.parametrize("norm", ["batch", "local", "group"])
+@pytest.mark.parametrize("norm", ["batch", "local", "group", "folded"])
 def test_trainable_names_are_the_parameters(norm: str) -> None:
     names = states.trainable_names(configuration(norm, head="aggregated"))
     assert names == {name for name, _ in torchvision_resnet(norm).named_parameters()}
@@ -110,7 +117,7 @@ def test_local_statistics_and_counters_stay() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("norm", ["batch", "local", "group"])
+@pytest.mark.parametrize("norm", ["batch", "local", "group", "folded"])
 @pytest.mark.parametrize("image_size", [32, 96])
 def test_export_loads_strictly_into_torchvision_and_back(norm: str, image_size: int, tmp_path: Path) -> None:
     config, path = configuration(norm, image_size), tmp_path / "extractor.safetensors"
@@ -148,22 +155,50 @@ def test_load_extractor_refuses_other_files(tmp_path: Path) -> None:
             states.load_extractor(tmp_path / name)
 
 
-def weights_file(tmp_path: Path, model: nn.Module) -> dict[str, str]:
-    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+def weights_file(tmp_path: Path, state: dict[str, Tensor]) -> dict[str, str]:
+    save_file(state, tmp_path / "weights.safetensors")
     content = (tmp_path / "weights.safetensors").read_bytes()
     return {"file": "weights.safetensors", "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def test_initial_weights_come_from_the_agreed_file(tmp_path: Path) -> None:
     model = resnet18()  # with its last layer and counters, as torchvision ships them
-    weights = weights_file(tmp_path, model)
+    weights = weights_file(tmp_path, model.state_dict())
     state = states.initial_state(configuration(image_size=96, initial_weights=weights), tmp_path)
     expected = model.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("image_size", [32, 96])
+def test_folded_weights_are_the_batch_norm_network_in_evaluation_mode(image_size: int, tmp_path: Path) -> None:
+    """To 3e-7 of the features' length, in arithmetic that does not round; and nothing but parameters is left."""
+    batch_norm = build_extractor(configuration(image_size=image_size).model, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 3, image_size, image_size, generator=generator)
+    for layer in batch_norm.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.uniform_(layer.weight, 0.5, 1.5, generator=generator)
+            nn.init.normal_(layer.bias, 0, 0.2, generator=generator)
+    estimate_statistics(batch_norm, [x])
+    weights = weights_file(tmp_path, states.to_torchvision(batch_norm.state_dict()))
+    config = configuration("folded", image_size, initial_weights=weights)
+    folded = build_extractor(config.model)
+    states.load_wire_state(states.initial_state(config, tmp_path), folded, norm="folded")
+    expected = batch_norm.eval().double()(x.double())
+    assert (folded.train().double()(x.double()) - expected).norm() < 3e-7 * expected.norm()
+    assert list(folded.buffers()) == []
+    assert folded.state_dict().keys() == states.wire_spec(config).keys()
+
+
+def test_weights_without_statistics_cannot_be_folded(tmp_path: Path) -> None:
+    weights = weights_file(tmp_path, torchvision_resnet("group").state_dict())
+    with pytest.raises(states.StateError, match=r"running_mean: missing: norm 'folded' starts from"):
+        states.initial_state(configuration("folded", 96, initial_weights=weights), tmp_path)
+
+
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    weights = weights_file(tmp_path, resnet18())
+    weights = weights_file(tmp_path, resnet18().state_dict())
     wrong = configuration(image_size=96, initial_weights=weights | {"sha256": "0" * 64})
     with pytest.raises(states.StateError, match="SHA-256"):
         states.initial_state(wrong, tmp_path)
@@ -179,7 +214,7 @@ def test_a_job_names_no_path(file: str) -> None:
 
 
 def test_imagenet_stem_is_refused_for_small_views(tmp_path: Path) -> None:
-    config = configuration(image_size=48, initial_weights=weights_file(tmp_path, resnet18()))
+    config = configuration(image_size=48, initial_weights=weights_file(tmp_path, resnet18().state_dict()))
     with pytest.raises(states.StateError, match="image_size >= 96"):
         states.initial_state(config, tmp_path)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedad_components.config import ModelConfig, TrainingConfig
-from fedad_components.fedsd.model import build_extractor, build_projection, estimate_statistics
+from fedad_components.fedsd.model import ScaleShift, build_extractor, build_projection, estimate_statistics
 from fedad_components.fedsd.teacher import Teacher, fold_batch_norm, teacher_dtype
 from fedad_components.fedsd.views import normalise
 
@@ -48,6 +48,22 @@ def test_folding_is_exact() -> None:
     folded = copy.deepcopy(extractor)
     fold_batch_norm(folded)
     assert not any(isinstance(layer, nn.BatchNorm2d) for layer in folded.modules())
+    x = tissue().double()
+    torch.testing.assert_close(folded(x), extractor(x), atol=1e-10, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_scale_and_shift_is_folded_too() -> None:
+    weights = {"file": "weights.safetensors", "sha256": "0" * 64}
+    config = ModelConfig.model_validate({"image_size": 32, "norm": "folded", "initial_weights": weights})
+    extractor = build_extractor(config).double()
+    for layer in extractor.modules():
+        if isinstance(layer, ScaleShift):
+            nn.init.uniform_(layer.weight, 0.1, 0.5)
+            nn.init.normal_(layer.bias, 0, 0.2)
+    folded = copy.deepcopy(extractor).eval()
+    fold_batch_norm(folded)
+    assert not any(isinstance(layer, ScaleShift) for layer in folded.modules())
     x = tissue().double()
     torch.testing.assert_close(folded(x), extractor(x), atol=1e-10, rtol=1e-10)
 
