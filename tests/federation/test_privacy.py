@@ -76,7 +76,9 @@ def test_a_killed_client_continues_its_sum(federation: Federation, tmp_path: Pat
     federation.kill_site("beta")
     try:
         charged = len(ledger_of(federation, "beta").entries())  # a round that was under way counts: it was charged
-        assert federation.wait(job_id, timeout=300) == "FINISHED:COMPLETED"
+        # FLARE may call a job abnormal that has lost a client; its rounds are what counts.
+        assert federation.wait(job_id, timeout=400).startswith("FINISHED")
+        assert len(records_of(federation, EXPERIMENT)) == FIRST
     finally:
         federation.start_site("beta")
         federation.wait_ready()

@@ -93,7 +93,7 @@ def test_it_shows_what_happened(html: str) -> None:
         "dab_above_median",
         "A stain.",
         "majority class",
-        "No differential privacy in this run",
+        "No differential privacy.",
         "It is no evidence of clinical value",
         CONFIG.digest(),
         "job-1",
