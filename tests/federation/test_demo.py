@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torchvision.models import resnet18
 
+from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
+
 pytestmark = pytest.mark.federation
 
 FEDAD = str(Path(sys.executable).parent / "fedad")
@@ -72,6 +74,28 @@ def test_the_demo_writes_what_it_promises(tmp_path: Path) -> None:
     assert "<svg" in report or "data:image" in report
     assert 'src="http' not in report
     assert 'href="http' not in report
+
+
+def test_the_private_demo_states_its_guarantee(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [FEDAD, "demo", "--out", str(out), "--rounds", "3", "--image-size", "32", "--privacy", "dp_sgd"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    strict = summary["sites"][-1]
+    assert summary["participants"] == [sorted(summary["sites"][:-1])] * 3
+    assert all("policy-refused: min_noise_multiplier" in refused[strict] for refused in summary["refused"])
+    assert summary["privacy"]["mode"] == "dp_sgd"
+    assert summary["privacy"]["sites"].keys() == set(summary["sites"][:-1])
+    charge = [Charge(1.0, 4 / 16, 3 * 4)]
+    for claim in summary["privacy"]["sites"].values():
+        assert (claim["unit"], claim["delta"], claim["steps"]) == ("bundle", 1e-5, 12)
+        assert claim["epsilon_unit"] == pytest.approx(epsilon_unit(charge, 1e-5))
+        assert claim["epsilon_record"] == pytest.approx(epsilon_record(charge, 1e-5))
+    assert summary["n_samples"] == {}
+    assert summary["losses"] == [{}, {}, {}]
+    assert "adding or removing one bundle (delta = 1e-05, PRV accountant)" in done.stdout
+    assert "Privacy: dp_sgd" in (out / "report.html").read_text()
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:

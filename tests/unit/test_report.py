@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from test_summary import CONFIG, DATA, round_record, some_probe, summary
+from test_summary import CONFIG, DATA, private_summary, round_record, some_probe, summary
 
 from fedad_components.config import FedADConfig
 from fedad_components.demo.data import DemoData, Unseen
@@ -151,3 +151,23 @@ def test_numbers_for_people() -> None:
     ]
     assert score(None) == "–"
     assert score(0.12345) == "0.123"
+
+
+def test_a_private_run_shows_every_epsilon_with_what_it_is_about() -> None:
+    page = Page(render(private_summary()))
+    text = " ".join(page.text.split())
+    for expected in (
+        "Privacy: dp_sgd",
+        "adding or removing all images of one bundle",
+        "ε, adding or removing one unit",
+        "5.25",
+        "9.75",
+        "PRV accountant",
+        "1e-05",
+        "policy-refused: min_noise_multiplier",
+        "so there is no ε to state: east",
+        "not told",
+    ):
+        assert expected in text, expected
+    assert "Each line is one hospital" not in text  # no losses left the sites
+    assert len(plots(page)) == 3

@@ -125,3 +125,36 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"status": "x"}')
     with pytest.raises(SummaryError, match=r"summary\.json: not a demo's summary"):
         Summary.load(tmp_path / "summary.json")
+
+
+CLAIM = {
+    "unit": "bundle",
+    "units": 16,
+    "noise_multiplier": 1.0,
+    "sample_rate": 0.25,
+    "steps": 12,
+    "delta": 1e-5,
+    "epsilon_unit": 5.25,
+    "epsilon_record": 9.75,
+}
+PRIVATE = FedADConfig.parse({"privacy": {"mode": "dp_sgd"}, "model": {"norm": "group"}, "federation": {"rounds": 1}})
+
+
+def private_summary() -> Summary:
+    """One round under dp_sgd, in which east's policy refused."""
+    refusal = {"east": "the site reports EXECUTION_EXCEPTION (policy-refused: min_noise_multiplier)"}
+    claims = dict.fromkeys(SITES[:2], CLAIM)
+    record = round_record(0, SITES[:2], losses={}, n_samples={}, claims=claims, refused=refusal)
+    return summary([record], config=PRIVATE)
+
+
+def test_under_dp_sgd_it_states_the_guarantee_of_each_site_and_no_count() -> None:
+    result = private_summary()
+    assert result.privacy.mode == "dp_sgd"
+    assert result.privacy.sites.keys() == {"north", "south"}
+    assert result.privacy.sites["north"].epsilon_record == 9.75
+    assert "adding or removing all images of one bundle" in result.privacy.statement
+    assert result.n_samples == {}
+    assert Summary.model_validate_json(result.model_dump_json()) == result
+    assert summary().privacy.sites == {}
+    assert "No differential privacy" in summary().privacy.statement
