@@ -19,6 +19,7 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,36 +111,45 @@ def measure_time(config: Any, batch_size: int, repeats: int, device: torch.devic
     }
 
 
-def peak_memory(method: str, config: Any, batch_size: int, device: torch.device) -> int:
+def random_views(config: Any, batch_size: int, device: torch.device) -> torch.Tensor:
+    """``(2N, 3, P, P)``, in the views' layout."""
+    side = config.model.image_size
+    return torch.randn(2 * batch_size, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
+
+
+def peak_bytes(step: Callable[[], Any], device: torch.device) -> int:
     """Bytes at the peak of two steps (the first creates the optimiser's state).
 
     CUDA: the allocator's own count. CPU: the largest resident set of this process, which must be a fresh one, since
     that number never falls; it includes the interpreter and PyTorch, as the memory that a site has to have does.
     """
-    student = make_student(method, config, device)
-    side = config.model.image_size
-    x = torch.randn(2 * batch_size, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(2):
-        student.step(x, LAMBDA_T if method == "fedad" else 0.0)
+        step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def in_fresh_process(method: str, config: Any, batch_size: int, device: torch.device) -> int:
-    """:func:`peak_memory` in a process of its own."""
+def peak_memory(method: str, config: Any, batch_size: int, device: torch.device) -> int:
+    """:func:`peak_bytes` of a method's step."""
+    student, x = make_student(method, config, device), random_views(config, batch_size, device)
+    return peak_bytes(lambda: student.step(x, LAMBDA_T if method == "fedad" else 0.0), device)
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result, from a process of its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(peak_memory, (method, config, batch_size, device))
+        return pool.apply(function, arguments)
 
 
 def measure(image_size: int, batch_size: int, repeats: int, device: torch.device) -> dict[str, Any]:
     """One row of the table."""
     config = default_config()
     config.model.image_size = image_size
-    peaks = {method: in_fresh_process(method, config, batch_size, device) for method in METHODS}
+    peaks = {method: in_fresh_process(peak_memory, method, config, batch_size, device) for method in METHODS}
     return {
         "image_size": image_size,
         "batch_size": batch_size,

@@ -24,7 +24,9 @@ def secure_generator(device: str | torch.device = "cpu") -> torch.Generator:
     """A generator seeded by the operating system's entropy; nobody can ask for the seed or set it.
 
     A CPU generator gets all of its 19,968 bits of state: ``manual_seed`` uses 32 bits of its argument, few enough to
-    try them all on noise that has left. A CUDA generator (Philox) gets its 64 bits.
+    try them all on noise that has left. A CUDA generator (Philox) gets 63. Neither is a cipher: who saw a step's noise
+    at some thousand coordinates could work out the others'. Hence a new one for each step, of which there are many
+    between two updates that leave.
     """
     generator = torch.Generator(device)
     generator.manual_seed(secrets.randbits(63))
