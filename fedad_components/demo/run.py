@@ -233,7 +233,9 @@ class _Progress:
             return
         stats = self._stats()
         for record in map(RoundRecord.model_validate, stats.get("records", [])[self._printed :]):
-            self._console.print(_round_line(record, self._config.federation.rounds), highlight=False, soft_wrap=True)
+            # Not as Rich's markup, which would take a refusal in its brackets for a style.
+            line = _round_line(record, self._config.federation.rounds)
+            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
             self._printed += 1
         if targets := stats.get("targets"):
             self._say(

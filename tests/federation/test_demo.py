@@ -95,6 +95,7 @@ def test_the_private_demo_states_its_guarantee(tmp_path: Path) -> None:
     assert summary["n_samples"] == {}
     assert summary["losses"] == [{}, {}, {}]
     assert "adding or removing one bundle (delta = 1e-05, PRV accountant)" in done.stdout
+    assert f"[{strict}: the site reports EXECUTION_EXCEPTION (policy-refused: min_noise_multiplier)]" in done.stdout
     assert "Privacy: dp_sgd" in (out / "report.html").read_text()
 
 
