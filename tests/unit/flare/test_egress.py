@@ -18,11 +18,12 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import initial_state
 from fedad_components.flare import egress
+from fedad_components.flare.channels import JOB_CHANNELS_ID, JobChannels
 from fedad_components.flare.context import set_configuration
 from fedad_components.flare.egress import EgressRefused, StrictEgress
 from fedad_components.flare.site import SitePaths, SitePolicy
 from fedad_components.records import Losses
-from fedad_components.wire import REASON_HEADER
+from fedad_components.wire import REASON_HEADER, RULE_HEADER
 
 CONFIG = FedADConfig.parse({"model": {"image_size": 32}})
 AGGREGATED = FedADConfig.parse({"model": {"image_size": 32}, "loss": {"head": "aggregated"}})
@@ -38,8 +39,42 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SitePaths:
     return paths
 
 
-def context(config: FedADConfig | None = CONFIG) -> FLContext:
+class Channels(JobChannels):
+    """The guard, as if it stood at a cell."""
+
+    def __init__(self, holds: bool = True) -> None:
+        super().__init__()
+        self.standing = holds
+        self.passed: list[tuple[set[str], dict[str, Any], int]] = []
+
+    def holds(self) -> bool:
+        return self.standing
+
+    def let_out(self, names: Any, meta: dict[str, Any], payload_bytes: int) -> None:
+        self.passed.append((set(names), meta, payload_bytes))
+
+
+class Engine:
+    """Of FLARE's engine, what knows the guard and fires events."""
+
+    def __init__(self, channels: object) -> None:
+        self.channels = channels
+        self.fired: list[str] = []
+
+    def get_component(self, component_id: str) -> object:
+        return self.channels if component_id == JOB_CHANNELS_ID else None
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        self.fired.append(event_type)
+
+
+GUARDED = object()
+
+
+def context(config: FedADConfig | None = CONFIG, channels: object = GUARDED) -> FLContext:
     fl_ctx = FLContext()
+    engine = Engine(Channels() if channels is GUARDED else channels)
+    fl_ctx.set_prop(ReservedKey.ENGINE, engine, private=True)
     if config is not None:
         set_configuration(fl_ctx, config)
     return fl_ctx
@@ -149,8 +184,9 @@ def test_anything_else_is_refused_by_name(
 ) -> None:
     shareable = result()
     smuggle(shareable)
-    with caplog.at_level("ERROR"), pytest.raises(EgressRefused, match=named):
+    with caplog.at_level("ERROR"), pytest.raises(EgressRefused):
         StrictEgress().process(shareable, context())
+    assert named in caplog.text
     assert "Nothing left this site" in caplog.text
     assert PATIENT not in caplog.text
 
@@ -171,12 +207,13 @@ def unchecked_losses(shareable: Shareable) -> None:
     ("smuggle", "named"), [(another_digest, "digest"), (no_such_round, "round"), (unchecked_losses, "losses.total")]
 )
 def test_an_allowed_place_holds_nothing_but_its_own_kind_of_value(
-    site: SitePaths, smuggle: Callable[[Shareable], None], named: str
+    site: SitePaths, smuggle: Callable[[Shareable], None], named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shareable = result()
     smuggle(shareable)
-    with pytest.raises(EgressRefused, match=named):
+    with pytest.raises(EgressRefused):
         StrictEgress().process(shareable, context())
+    assert named in caplog.text
 
 
 def test_a_view_leaves_without_the_storage_behind_it(site: SitePaths) -> None:
@@ -191,61 +228,96 @@ def test_a_view_leaves_without_the_storage_behind_it(site: SitePaths) -> None:
     assert list(sent) == list(initial_state(CONFIG))
 
 
-class Engine:
-    """Of FLARE's engine, what fires events."""
-
-    def __init__(self) -> None:
-        self.fired: list[str] = []
-
-    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        self.fired.append(event_type)
-
-
 def test_what_was_refused_is_no_event_that_the_console_could_ask_for(site: SitePaths) -> None:
     """FLARE keeps error events for `show_errors`, which any role that may view can run."""
-    engine, fl_ctx = Engine(), context()
-    fl_ctx.set_prop(ReservedKey.ENGINE, engine, private=True)
+    fl_ctx = context()
     shareable = result()
     extra_key(shareable)
-    with pytest.raises(EgressRefused):
+    with pytest.raises(EgressRefused) as refusal:
         StrictEgress().process(shareable, fl_ctx)
-    assert engine.fired == []
+    assert fl_ctx.get_engine().fired == []
+    assert "note" not in str(refusal.value)  # which FLARE keeps
 
 
-def test_a_result_of_another_executor_is_refused(site: SitePaths) -> None:
-    with pytest.raises(EgressRefused, match="no FedAD configuration"):
+def test_a_result_of_another_executor_is_refused(site: SitePaths, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(EgressRefused):
         StrictEgress().process(result(), context(config=None))
+    assert "no FedAD configuration" in caplog.text
+
+
+@pytest.mark.parametrize("channels", [None, Channels(holds=False), object()])
+@pytest.mark.parametrize("answer", [result, lambda: make_reply(ReturnCode.EXECUTION_EXCEPTION)])
+def test_nothing_leaves_while_the_other_channels_are_unguarded(
+    site: SitePaths, channels: object, answer: Callable[[], Shareable], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(EgressRefused):
+        StrictEgress().process(answer(), context(channels=channels))
+    assert "fedad provision harden" in caplog.text
+
+
+def test_the_guard_is_told_exactly_what_may_follow(site: SitePaths) -> None:
+    fl_ctx = context()
+    sent = from_shareable(StrictEgress().process(result(), fl_ctx))
+    ((names, meta, size),) = fl_ctx.get_engine().channels.passed
+    assert (names, meta) == (set(sent.data), sent.meta)
+    assert size == sum(tensor.numel() * 4 for tensor in sent.data.values())
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (3, 2)])
+def test_one_result_a_round_leaves_and_rounds_only_increase(
+    site: SitePaths, numbers: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    egress, fl_ctx = StrictEgress(), context()
+    egress.process(result(round=numbers[0]), fl_ctx)
+    with pytest.raises(EgressRefused):
+        egress.process(result(round=numbers[1]), fl_ctx)
+    assert f"a result of round {numbers[0]} has left already" in caplog.text
+    egress.process(result(round=4), fl_ctx)
 
 
 @pytest.mark.parametrize("code", [ReturnCode.EXECUTION_EXCEPTION, "DOE^JANE", 17])
 def test_of_a_task_error_only_code_and_reason_leave(site: SitePaths, code: Any) -> None:
-    reply = make_reply(code, {REASON_HEADER: "worker-died", "note": PATIENT})
+    reply = make_reply(code, {REASON_HEADER: "worker-died", RULE_HEADER: "max_epsilon", "note": PATIENT})
     reply["traceback"] = PATIENT
     sent = StrictEgress().process(reply, context())
     known = code if code == ReturnCode.EXECUTION_EXCEPTION else ReturnCode.ERROR
-    assert sent == {ReservedHeaderKey.HEADERS: {ReservedHeaderKey.RC: known, REASON_HEADER: "worker-died"}}
+    words = {ReservedHeaderKey.RC: known, REASON_HEADER: "worker-died", RULE_HEADER: "max_epsilon"}
+    assert sent == {ReservedHeaderKey.HEADERS: words}
 
 
 @pytest.mark.parametrize("reason", [PATIENT, None, 3, ["worker-died"]])
 def test_a_reason_outside_the_vocabulary_stays(site: SitePaths, reason: Any) -> None:
-    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION, {REASON_HEADER: reason})
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION, {REASON_HEADER: reason, RULE_HEADER: reason})
     sent = StrictEgress().process(reply, context())
     assert sent[ReservedHeaderKey.HEADERS] == {ReservedHeaderKey.RC: ReturnCode.EXECUTION_EXCEPTION}
 
 
-def test_an_aggregated_head_leaves_only_where_the_sites_policy_says_so(site: SitePaths) -> None:
-    with pytest.raises(EgressRefused, match="allow_aggregated_head: false"):
+def test_an_aggregated_head_leaves_only_where_the_sites_policy_says_so(
+    site: SitePaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(EgressRefused):
         StrictEgress().process(result(AGGREGATED), context(AGGREGATED))
+    assert "allow_aggregated_head" in caplog.text
     assert not SitePolicy().allow_aggregated_head
     site.policy.write_text("allow_aggregated_head: true\n")
     sent = from_shareable(StrictEgress().process(result(AGGREGATED), context(AGGREGATED)))
     assert any(name.startswith("head.") for name in sent.data)
 
 
-def test_an_unreadable_policy_lets_nothing_out(site: SitePaths) -> None:
-    site.policy.write_text("allow_aggregated_head: perhaps\n")
-    with pytest.raises(EgressRefused, match="allow_aggregated_head"):
+@pytest.mark.parametrize(
+    ("policy", "named"),
+    [
+        ("allow_aggregated_head: perhaps\n", "allow_aggregated_head"),
+        ("privacy: {required_mode: dp_sgd}\n", "required_mode"),
+    ],
+)
+def test_a_policy_that_is_unreadable_or_forbids_the_job_lets_nothing_out(
+    site: SitePaths, policy: str, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.policy.write_text(policy)
+    with pytest.raises(EgressRefused):
         StrictEgress().process(result(), context())
+    assert named in caplog.text
 
 
 def test_a_sites_parent_process_need_not_load_torch() -> None:

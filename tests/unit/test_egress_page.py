@@ -1,0 +1,244 @@
+"""The security officer's page: it lists what really leaves, and refuses what a site would refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedad_components.cli.egress import REFUSED, app
+from fedad_components.config import FedADConfig
+from fedad_components.egress_page import MEANINGS, PATHS, EgressPage, Tensor, by_group, make_page
+from fedad_components.fedsd.state import initial_state
+from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
+from fedad_components.flare.executor import FedADExecutor
+from fedad_components.flare.provision import harden, provision, read_project
+from fedad_components.flare.recipe import FedADRecipe, export_job
+from fedad_components.flare.site import SitePaths, SitePolicy
+from fedad_components.imaging.catalogue import Catalogue
+from fedad_components.privacy.plan import make_plan
+from fedad_components.tensors import encode, payload_bytes
+from fedad_components.wire import ResultMeta
+
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+EXECUTOR = class_path(FedADExecutor)
+PRIVATE = {
+    "model": {"norm": "group", "image_size": 32},
+    "privacy": {"mode": "dp_sgd", "units_per_step": 32},
+    "federation": {"rounds": 3},
+}
+
+
+def exported(folder: Path, **sections: Any) -> Path:
+    return export_job(FedADRecipe(FedADConfig.parse(sections)), folder)
+
+
+def page(job: Path, **options: Any) -> EgressPage:
+    return make_page(job, CLASS_ALLOW_LIST, executor=EXECUTOR, **options)
+
+
+def data_sets(folder: Path, **entry: Any) -> Any:
+    path = folder / "catalogue.yaml"
+    path.write_text(yaml.safe_dump({"version": 1, "data_sets": {"images": {"folder": str(folder), **entry}}}))
+    return Catalogue.load(path).data_sets
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"model": {"image_size": 32, "norm": "local"}, "federation": {"wire_dtype": "bfloat16", "rounds": 7}},
+        {"loss": {"head": "aggregated"}},
+    ],
+)
+def test_tensors_and_bytes_are_those_of_a_real_update(tmp_path: Path, sections: dict[str, Any]) -> None:
+    shown, config = page(exported(tmp_path, **sections)), FedADConfig.parse(sections)
+    update = encode(initial_state(config), config)
+    assert {tensor.name: (tensor.shape, tensor.dtype) for tensor in shown.tensors} == {
+        name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in update.items()
+    }
+    assert shown.bytes_per_round == payload_bytes(update)
+    assert shown.to_json()["leaves"]["bytes_total"] == payload_bytes(update) * config.federation.rounds
+    groups = by_group(shown.tensors)
+    assert sum(len(tensors) for tensors in groups.values()) == len(update)
+    assert ("head" in groups) == (config.loss.head == "aggregated")
+    assert ("the projection head" in shown.stays) == (config.loss.head == "private")
+
+
+def test_every_field_of_the_meta_has_a_meaning() -> None:
+    assert list(MEANINGS) == list(ResultMeta.model_fields)
+
+
+def test_under_dp_no_count_and_no_loss_leaves_and_epsilon_is_planned(tmp_path: Path) -> None:
+    job = exported(tmp_path, **PRIVATE)
+    shown = page(job, data_sets=data_sets(tmp_path, units=625))
+    assert shown.refusals == ()
+    assert set(shown.meta or {}) == {"config_digest", "round", "claim", "ledger_head"}
+    assert "the number of images, and every loss" in shown.stays
+    plan = make_plan(units=625, units_per_step=32, rounds=3, epochs=3, delta=1e-5, unit_size=8, noise_multiplier=2.0)
+    assert shown.claim is not None
+    assert (shown.claim.steps, shown.claim.sample_rate) == (plan.steps, plan.sample_rate)
+    assert shown.claim.epsilon_unit == pytest.approx(plan.epsilon_unit)
+    assert shown.claim.epsilon_record == pytest.approx(plan.epsilon_record)
+    text = shown.to_json()["privacy"]["planned_text"]
+    assert all(word in text for word in ("bundle", "delta = 1e-05", "PRV accountant"))
+
+
+def test_a_budget_that_the_plan_passes_is_noted(tmp_path: Path) -> None:
+    policy = SitePolicy.model_validate({"privacy": {"max_epsilon": 0.1}})
+    shown = page(exported(tmp_path, **PRIVATE), policy=policy, data_sets=data_sets(tmp_path, units=625))
+    assert any(note.startswith("max_epsilon: ") and "budget 0.1" in note for note in shown.notes)
+
+
+@pytest.mark.parametrize("mode", ["none", "weight_noise", "dp_sgd"])
+def test_the_statement_of_the_mode_stands_on_the_page(tmp_path: Path, mode: str) -> None:
+    shown = page(exported(tmp_path, **{**PRIVATE, "privacy": {"mode": mode}}))
+    assert ("(epsilon, delta)-DP" in shown.statement) == (mode == "dp_sgd")
+    assert "{" not in shown.statement
+    assert shown.claim is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "policy", "entry", "by"),
+    [
+        ({"loss": {"head": "aggregated"}}, {}, {}, "allow_aggregated_head"),
+        ({}, {"privacy": {"required_mode": "dp_sgd"}}, {}, "required_mode"),
+        (PRIVATE, {"privacy": {"min_noise_multiplier": 3.0}}, {"units": 625}, "min_noise_multiplier"),
+        ({"federation": {"data_set": "others"}}, {}, {}, "catalogue"),
+        (PRIVATE, {}, {}, "catalogue"),
+        (PRIVATE, {}, {"units": 8}, "catalogue"),
+    ],
+)
+def test_the_rule_that_refuses_is_named(
+    tmp_path: Path, sections: dict[str, Any], policy: dict[str, Any], entry: dict[str, Any], by: str
+) -> None:
+    shown = page(
+        exported(tmp_path, **sections), policy=SitePolicy.model_validate(policy), data_sets=data_sets(tmp_path, **entry)
+    )
+    assert [refusal.by for refusal in shown.refusals] == [by]
+
+
+def edit(job: Path, change: Any) -> None:
+    path = job / "app" / "config" / "config_fed_client.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+METRICS = {"id": "metrics", "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent", "args": {}}
+PRIVACY_FILTER = {"tasks": ["*"], "filters": [{"path": "nvflare.app_common.filters.exclude_vars.ExcludeVars"}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "by"),
+    [
+        (lambda content: content["components"].append(METRICS), "class_allow_list"),
+        (lambda content: content["task_result_filters"].append(PRIVACY_FILTER), "class_allow_list"),
+        (lambda content: content["executors"][0]["executor"].update(path="my.Executor"), "class_allow_list"),
+        (lambda content: content["executors"][0]["executor"]["args"]["config"].update(note=1), "job"),
+        (lambda content: content.update(note=1), "job"),
+        (lambda content: content.update(executors=3), "job"),
+        (lambda content: content.update(executors=[]), "job"),
+    ],
+)
+def test_a_job_that_names_anything_else_is_refused(tmp_path: Path, change: Any, by: str) -> None:
+    job = exported(tmp_path)
+    edit(job, change)
+    assert by in {refusal.by for refusal in page(job).refusals}
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("app/custom/leak.py", "byoc"),
+        ("app/config/config_exchange.json", "job"),
+        ("app/config/environment.json", "job"),
+    ],
+)
+def test_a_job_with_a_file_of_its_own_is_refused(tmp_path: Path, name: str, by: str) -> None:
+    job = exported(tmp_path)
+    (job / name).parent.mkdir(exist_ok=True)
+    (job / name).write_text("{}")
+    (refusal,) = page(job).refusals
+    assert (refusal.by, refusal.why.partition(":")[0]) == (by, name)
+
+
+def test_a_signed_job_is_what_was_exported(tmp_path: Path) -> None:
+    job = exported(tmp_path)
+    (job / ".__nvfl_sig.json").write_text("{}")
+    assert page(job).refusals == ()
+
+
+def test_the_table_of_paths_stands_in_the_documentation() -> None:
+    rows = [
+        re.split(r"\s*\|\s*", line.strip("| \n")) for line in SECURITY.read_text().splitlines() if line.startswith("|")
+    ]
+    cells = [tuple(row[:3]) for row in rows]
+    for way in PATHS:
+        assert (way.name, way.flare, way.fedad) in cells
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = read_project()
+    project["participants"] = [
+        item for item in project["participants"] if item["name"] in ("fl.example.org", "hospital-a")
+    ]
+    kit = provision(project, tmp_path_factory.mktemp("kits")) / "hospital-a"
+    SitePaths.of_kit(kit).catalogue.write_text(
+        yaml.safe_dump({"version": 1, "data_sets": {"images": {"folder": str(kit), "units": 625}}})
+    )
+    return kit
+
+
+def show(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, ["show", *map(str, arguments)])
+
+
+def test_the_command_says_whether_this_site_would_run_it(kit: Path, tmp_path: Path) -> None:
+    job = exported(tmp_path / "jobs", **PRIVATE)
+    ran = show(job, "--kit", kit)
+    assert ran.exit_code == 0, ran.output
+    assert f"Would run at {kit}" in ran.output
+    assert "adding or removing one bundle (delta = 1e-05, PRV accountant)" in ran.output
+    as_json = json.loads(show(job, "--kit", kit, "--json").output)
+    assert as_json["would_run"] is True
+    assert as_json["leaves"]["tensors"][0] == {
+        "name": "conv1.weight",
+        "shape": [64, 3, 3, 3],
+        "dtype": "float32",
+        "bytes": 6912,
+    }
+    refused = show(exported(tmp_path / "other", loss={"head": "aggregated"}))
+    assert refused.exit_code == REFUSED
+    assert "allow_aggregated_head" in refused.output
+    assert show(tmp_path).exit_code == 1
+    assert show(job, "--kit", tmp_path).exit_code == 1
+
+
+def test_a_kit_without_the_guards_would_refuse_every_result(kit: Path, tmp_path: Path) -> None:
+    """As one hardened by an earlier release; hardening it again is enough."""
+    old = tmp_path / "hospital-a"
+    shutil.copytree(kit, old)
+    path = old / "local" / "privacy.json"
+    content = json.loads(path.read_text())
+    del content["components"], content["scopes"][0]["task_data_filters"]
+    path.write_text(json.dumps(content))
+    job = exported(tmp_path / "jobs")
+    refused = json.loads(show(job, "--kit", old, "--json").output)
+    assert {item["by"] for item in refused["refusals"]} == {"channels", "ingress"}
+    assert all("fedad provision harden" in item["why"] for item in refused["refusals"])
+    harden(old)
+    assert show(job, "--kit", old).exit_code == 0
+
+
+def test_groups_are_layers() -> None:
+    names = ("conv1.weight", "layer1.0.bn1.bias", "layer1.1.conv1.weight")
+    groups = by_group([Tensor(name, (1,), "float32", 4) for name in names])
+    assert {group: len(tensors) for group, tensors in groups.items()} == {"conv1": 1, "layer1": 2}
