@@ -16,7 +16,15 @@ from typer.testing import CliRunner
 from fedad_components.cli.provision import app
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
 from fedad_components.flare.preflight import check
-from fedad_components.flare.provision import STRICT_EGRESS, KitError, harden, provision, read_project
+from fedad_components.flare.provision import (
+    JOB_CHANNELS,
+    SITE_CHANNELS,
+    STRICT_EGRESS,
+    KitError,
+    harden,
+    provision,
+    read_project,
+)
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
 from fedad_components.resources import resource_dir
 
@@ -79,7 +87,25 @@ def test_strict_egress_is_the_last_filter_of_the_only_scope(kits: Path) -> None:
     (scope,) = policy["scopes"]
     assert policy["default_scope"] == scope["name"]
     assert scope["task_result_filters"][-1] == {"path": "fedad_components.flare.egress.StrictEgress", "args": {}}
+    assert scope["task_data_filters"][0] == {"path": "fedad_components.flare.ingress.StrictIngress", "args": {}}
     assert not (kits / SITE / "local" / "privacy.json.sample").exists()
+
+
+def test_every_channel_of_a_site_is_guarded(kits: Path) -> None:
+    assert JOB_CHANNELS in _json(kits / SITE / "local" / "privacy.json")["components"]
+    assert SITE_CHANNELS in _json(kits / SITE / "local" / "resources.json.default")["components"]
+    assert JOB_CHANNELS["path"] in CLASS_ALLOW_LIST
+
+
+def test_hardening_keeps_what_the_kits_own_policy_denies(site: Path) -> None:
+    path = site / "local" / "authorization.json.default"
+    policy = _json(path)
+    policy["permissions"]["lead"]["operate"] = "none"
+    policy["permissions"]["lead"]["byoc"] = "any"
+    path.write_text(json.dumps(policy), encoding="utf-8")
+    harden(site)
+    rights = _json(path)["permissions"]["lead"]
+    assert (rights["operate"], rights["byoc"], rights["submit_job"]) == ("none", "none", "any")
 
 
 def test_server_keeps_jobs_in_its_kit(kits: Path) -> None:
@@ -190,6 +216,15 @@ def test_preflight_finds_each_weakening(site: Path, kits: Path, tmp_path: Path) 
     inwards = [{"path": STRICT_EGRESS, "args": {}, "direction": "in"}]  # then nothing that leaves is filtered
     _edit(local / "privacy.json", scopes=[{"name": "fedad", "task_result_filters": inwards}])
     finds("egress")
+    policy = _json(local / "privacy.json")
+    _edit(local / "privacy.json", components=[])
+    finds("channels")
+    _edit(local / "privacy.json", scopes=[{**policy["scopes"][0], "task_data_filters": []}])
+    finds("ingress")
+    resources = _json(local / "resources.json.default")
+    resources["components"].remove(SITE_CHANNELS)
+    _edit(local / "resources.json.default", components=resources["components"])
+    finds("channels")
     _edit(startup / "fed_client.json", require_signed_jobs=False)
     finds("signed jobs")
     _edit(startup / "fed_client.json", client={"connection_security": "tls"})
