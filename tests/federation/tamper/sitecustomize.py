@@ -2,8 +2,10 @@
 
 ``TAMPER_FRAMES=DIR``    the server's processes store every frame that reaches them from the network, before it is read
 ``TAMPER_UPDATES=DIR``   each site stores what StrictEgress lets out, as ``<site>-<round>.safetensors``
-``TAMPER_POISON=SITE``   that site changes its update after StrictEgress, as an attacker who owns the machine would:
+``TAMPER_POISON=SITE``   that site changes its update after StrictEgress, and takes away the guard behind it, as an
+                         attacker who owns the machine would:
                          round 0 NaN, 1 infinity, 2 a head's tensor, 3 zero samples, 4 honest
+``TAMPER_LEAK=SITE,...`` these sites try every other way out, see ``leaks.py``
 """
 
 from __future__ import annotations
@@ -63,6 +65,10 @@ def poison(dxo: dict[str, Any]) -> None:
         meta["n_samples"] = 0
 
 
+def take_away_the_guard(module: Any) -> None:
+    module.JobChannels._result = lambda self, message: None
+
+
 class PatchOnImport(importlib.abc.MetaPathFinder):
     """Lets the usual finders find a module, and changes it right after it was loaded."""
 
@@ -91,5 +97,11 @@ if NODE == "server" and "TAMPER_FRAMES" in os.environ:
     wanted["nvflare.fuel.f3.sfm.conn_manager"] = record_frames
 if NODE not in ("", "server") and {"TAMPER_UPDATES", "TAMPER_POISON"} & os.environ.keys():
     wanted["fedad_components.flare.egress"] = tamper_with_results
+if NODE and os.environ.get("TAMPER_POISON") == NODE:
+    wanted["fedad_components.flare.channels"] = take_away_the_guard
+if NODE and NODE in os.environ.get("TAMPER_LEAK", "").split(","):
+    import leaks
+
+    wanted |= leaks.PATCHES
 if wanted:
     sys.meta_path.insert(0, PatchOnImport(wanted))
