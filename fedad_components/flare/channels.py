@@ -210,6 +210,8 @@ def route(message: Message) -> Route:
     channel = str(message.get_header(MessageHeaderKey.CHANNEL, ""))
     topic = str(message.get_header(MessageHeaderKey.TOPIC, ""))
     if (channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC):
+        if message.get_header(StreamHeaderKey.DATA_TYPE) == StreamDataType.ERROR:  # it names no stream but its number
+            return STREAM_CHANNEL, STREAM_ERROR_TOPIC
         return str(message.get_header(StreamHeaderKey.CHANNEL, "")), str(message.get_header(StreamHeaderKey.TOPIC, ""))
     return channel, topic
 

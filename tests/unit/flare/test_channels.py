@@ -17,7 +17,13 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import encode_payload
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import (
+    STREAM_CHANNEL,
+    STREAM_DATA_TOPIC,
+    STREAM_ERROR_TOPIC,
+    StreamDataType,
+    StreamHeaderKey,
+)
 from nvflare.private.admin_defs import Message as AdminMessage
 
 from fedad_components.flare.channels import RESULT_BYTES, JobChannels, SiteChannels
@@ -211,6 +217,14 @@ def test_a_result_with_its_tensors_inside_is_refused(job: JobChannels, core_cell
     two_frames = frame("server_command", "submit_update", result())
     two_frames.set_header(StreamHeaderKey.DATA_TYPE, StreamDataType.CHUNK)
     assert not goes(core_cell, two_frames)
+
+
+@pytest.mark.parametrize("topic", [STREAM_DATA_TOPIC, STREAM_ERROR_TOPIC])
+def test_of_a_broken_stream_only_its_number_leaves(job: JobChannels, core_cell: CoreCell, topic: str) -> None:
+    message = plain_message(STREAM_CHANNEL, topic)
+    message.add_headers({StreamHeaderKey.DATA_TYPE: StreamDataType.ERROR, StreamHeaderKey.ERROR_MSG: PATIENT})
+    assert goes(core_cell, message)
+    assert PATIENT not in str(message.headers)
 
 
 @pytest.mark.parametrize("topic", ["show_errors", "show_stats", "configure_job_log"])
