@@ -47,7 +47,7 @@ class AuditPlan:
     """
 
     config: FedADConfig
-    canaries: int = 4000
+    canaries: int = 2000
     noise_multiplier: float = 4.0
     steps: int = 4
     sample_rate: float = 1.0

@@ -39,7 +39,7 @@ class Surface(str, Enum):
 def audit(
     config: ConfigFile = None,
     settings: Settings = None,
-    canaries: Annotated[int, typer.Option(min=100, max=100_000, help="Canaries; each is in or out by a coin.")] = 4000,
+    canaries: Annotated[int, typer.Option(min=100, max=100_000, help="Canaries; each is in or out by a coin.")] = 2000,
     noise_multiplier: Annotated[
         float, typer.Option(help="Sigma of the run. The claim has to be one that canaries could contradict.")
     ] = 4.0,
