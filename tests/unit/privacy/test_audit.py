@@ -83,10 +83,10 @@ def test_the_claim_is_that_of_the_reference() -> None:
 
 
 def test_correct_code_passes() -> None:
-    report = run_audit(AuditPlan(CONFIG, canaries=2000, **REFERENCE))  # type: ignore[arg-type]
+    report = run_audit(AuditPlan(CONFIG, canaries=1000, **REFERENCE))  # type: ignore[arg-type]
     assert report.verdict == "no violation found"
     assert report.violations == []
-    assert 0.4 < report.strongest.epsilon < 1.2, "an attack that sees nothing would pass anything"
+    assert 0.2 < report.strongest.epsilon < 1.2, "an attack that sees nothing would pass anything"
     assert report.sampling.independent
 
 
