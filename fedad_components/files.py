@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 
 _TEMPORARY = ".tmp"
-_RETRY_SECONDS = 0.05
 
 
 class LockedError(RuntimeError):
@@ -66,24 +64,22 @@ class FileLock:
         self.path = Path(path)
         self._descriptor: int | None = None
 
-    def acquire(self, wait: float = 0.0) -> None:
-        """Take the lock, waiting for it up to so many seconds.
+    def acquire(self) -> None:
+        """Take the lock.
 
         Raises:
             LockedError: if another process holds it.
         """
-        deadline = time.monotonic() + wait
         make_private_dir(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        while not _locked(descriptor):
-            if time.monotonic() < deadline:
-                time.sleep(_RETRY_SECONDS)
-                continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
             os.close(descriptor)
             raise LockedError(
                 f"{self.path} is locked by another process: an earlier job of this experiment still runs here; wait "
                 f"for it to end, or abort it"
-            )
+            ) from None
         self._descriptor = descriptor
         for leftover in self.path.parent.glob(f".*{_TEMPORARY}"):
             leftover.unlink(missing_ok=True)
@@ -93,11 +89,3 @@ class FileLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedad_components.config import FedADConfig, explain
 from fedad_components.files import make_private_dir
+from fedad_components.imaging.catalogue import UniqueKeyLoader
 from fedad_components.privacy.policy import PolicyRefused, PrivacyRules, Rule, check_rules
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class SitePaths:
     @property
     def ledger_head(self) -> Path:
         """Hash of the ledger's last row, kept apart from it."""
-        return self.state / "ledger_head.json"
+        return self.state / "_ledger_head.json"  # no name of an experiment, whose heads are beside it
 
     def experiment(self, name: str) -> Path:
         """At the server: checkpoint and records of an experiment, over all its jobs."""
@@ -113,10 +114,16 @@ class SitePaths:
 class SitePolicy(BaseModel):
     """What a site allows, whatever a job asks for. An absent file means these defaults: the strictest choice."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     allow_aggregated_head: bool = Field(
         default=False, description="whether the projection head may leave the site (`head: aggregated`, FedAvg-SSL)"
+    )
+    public_data_sets: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="data-set ids whose images are public: only they may be a job's privacy.public_data_set, which "
+        "gets no protection",
     )
     privacy: PrivacyRules = Field(default_factory=PrivacyRules, description="rules for every data set")
     data_sets: dict[str, dict[str, Any]] = Field(
@@ -149,6 +156,13 @@ class SitePolicy(BaseModel):
                 "it is false in this site's policy.yaml, and the job asks for loss.head = 'aggregated': the site does "
                 "not send its projection head",
             )
+        public = config.privacy.public_data_set
+        if public is not None and public not in self.public_data_sets:
+            raise PolicyRefused(
+                Rule.PUBLIC_DATA_SETS,
+                f"the job takes {public!r} for public images (privacy.public_data_set), and this site's policy.yaml "
+                f"does not list it: add it there if, and only if, its images are public",
+            )
         check_rules(config, self.rules(config.federation.data_set))
 
     @classmethod
@@ -162,7 +176,7 @@ class SitePolicy(BaseModel):
         if not path.exists():
             return cls()
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            data = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise SiteError(f"{path}: cannot be read as YAML: {error}") from error
         if not isinstance(data, dict):

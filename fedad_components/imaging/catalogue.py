@@ -74,7 +74,7 @@ class DataSet(_Entry):
     max_rejected: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.05, description="share of rejected files above which the site refuses to train"
     )
-    units: Annotated[int, Field(ge=1)] | None = Field(
+    units: Annotated[int, Field(ge=1, strict=True)] | None = Field(
         None, description="declared, public number of privacy units, needed by dp_sgd; it must not change afterwards"
     )
     timeout: Annotated[float, Field(gt=0.0, le=3600.0)] = Field(60.0, description="seconds to decode one file")
@@ -181,7 +181,7 @@ class Catalogue:
         """
         path = Path(path).absolute()
         try:
-            content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+            content = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
         except OSError as error:
             raise CatalogueError(f"{path}: cannot be read ({error.strerror}): expected a catalogue in YAML") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -242,7 +242,7 @@ def _source_digest(module: str) -> str:
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class UniqueKeyLoader(yaml.SafeLoader):
     """YAML lets a second entry of the same name silently replace the first; here it is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -4,6 +4,9 @@ One SQLite file. Each row holds the SHA-256 of its content and of the row before
 so that a head reveals nothing. The head is also kept in the site's state, and the server has the one of each result: a
 ledger that was deleted, edited or set back contradicts them, and everything is refused until the newest copy is back.
 Reading changes nothing.
+
+A crash loses no charge: the row is committed before the head's file follows. Whoever writes next finds that file at
+most one row behind, never ahead, and brings it up to date before anything else.
 """
 
 from __future__ import annotations
@@ -11,27 +14,35 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from dataclasses import dataclass as plain_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fedad_components.files import FileLock, LockedError, make_private_dir, write_atomic
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from fedad_components.config import NAME_PATTERN, Positive
+from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
 from fedad_components.privacy.claim import PrivacyClaim
 
-LOCK_SECONDS = 60.0
+BUSY_SECONDS = 120.0
+"""How long a charge waits for those of other processes."""
 PROTECTED_MODE = "dp_sgd"
 _START = "0" * 64
-_SCHEMA = """
-CREATE TABLE ledger (number INTEGER PRIMARY KEY, content TEXT NOT NULL, hash TEXT NOT NULL);
-CREATE TRIGGER no_update BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER no_delete BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-"""
+_SCHEMA = (
+    "CREATE TABLE ledger (number INTEGER PRIMARY KEY, content TEXT NOT NULL, hash TEXT NOT NULL)",
+    "CREATE TRIGGER no_update BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
+    "CREATE TRIGGER no_delete BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
+)
 
 
 class LedgerError(RuntimeError):
@@ -42,50 +53,51 @@ class BudgetExceeded(LedgerError):
     """The round would pass the data set's budget; nothing was charged."""
 
 
-@dataclass(frozen=True)
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Entry:
     """One round of training on one data set. The fields from ``unit`` on are those of dp_sgd, and None without it.
 
     Raises:
-        ValueError: naming a field that is missing, or not a finite number above 0.
+        ValueError: naming a field that is missing, of another type, or not a finite number above 0.
     """
 
-    data_set: str
-    experiment: str
-    job_id: str
-    round: int
+    data_set: Name
+    experiment: Name
+    job_id: Annotated[str, Field(min_length=1, max_length=128)]
+    round: Annotated[int, Field(ge=0)]
     mode: Literal["none", "dp_sgd", "weight_noise", "client_dp"]
     unit: Literal["patient", "bundle"] | None = None
-    units: int | None = None
+    units: Annotated[int, Field(ge=1)] | None = None
     """Declared number of units."""
-    key_fingerprint: str | None = None
+    key_fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Of the key that assigns patients to units: another key means other units."""
-    noise_multiplier: float | None = None
-    max_grad_norm: float | None = None
-    sample_rate: float | None = None
-    steps: int | None = None
-    delta: float | None = None
+    noise_multiplier: Positive | None = None
+    max_grad_norm: Positive | None = None
+    sample_rate: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    steps: Annotated[int, Field(ge=1)] | None = None
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
 
-    def __post_init__(self) -> None:
-        protection = {name: value for name, value in asdict(self).items() if name in _PROTECTION}
-        if self.mode != PROTECTED_MODE:
-            if given := [name for name, value in protection.items() if value is not None]:
-                raise ValueError(f"{given[0]}: given under privacy.mode {self.mode!r}, which has no guarantee to count")
-            return
-        if missing := [name for name, value in protection.items() if value is None]:
+    @model_validator(mode="after")
+    def _protection(self) -> Entry:
+        protection = [name for name in _PROTECTION if getattr(self, name) is not None]
+        if self.mode != PROTECTED_MODE and protection:
+            raise ValueError(
+                f"{protection[0]}: given under privacy.mode {self.mode!r}, which has no guarantee to count"
+            )
+        if self.mode == PROTECTED_MODE and (missing := [name for name in _PROTECTION if name not in protection]):
             raise ValueError(f"{missing[0]}: missing under privacy.mode {self.mode!r}")
-        _ = self.charge
-        for name in ("max_grad_norm", "delta", "units"):
-            value = protection[name]
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name} = {value!r}: expected a finite number above 0")
-        if not self.delta < 1:  # type: ignore[operator]
-            raise ValueError(f"delta = {self.delta!r}: expected a number below 1")
+        return self
 
     @property
     def charge(self) -> Charge:
-        """The entry as the accountants take it; ValueError as for a Charge."""
-        return Charge(self.noise_multiplier, self.sample_rate, self.steps)  # type: ignore[arg-type]
+        """A dp_sgd entry as the accountants take it."""
+        assert self.noise_multiplier
+        assert self.sample_rate
+        assert self.steps
+        return Charge(self.noise_multiplier, self.sample_rate, self.steps)
 
     @property
     def partition(self) -> tuple[Any, ...]:
@@ -93,12 +105,19 @@ class Entry:
         return self.unit, self.units, self.key_fingerprint
 
 
-_PROTECTION = frozenset(
-    {"unit", "units", "key_fingerprint", "noise_multiplier", "max_grad_norm", "sample_rate", "steps", "delta"}
+_PROTECTION = (
+    "unit",
+    "units",
+    "key_fingerprint",
+    "noise_multiplier",
+    "max_grad_norm",
+    "sample_rate",
+    "steps",
+    "delta",
 )
 
 
-@dataclass(frozen=True)
+@plain_dataclass(frozen=True)
 class Row:
     """An entry as it stands in the ledger."""
 
@@ -124,7 +143,8 @@ class Ledger:
     def charge(self, entry: Entry, *, max_epsilon: float | None, max_epsilon_record: float | None = None) -> Row:
         """Append an entry, to be called before its round is trained.
 
-        Chain, head, units and budget are checked and the row is written under one lock: two processes can't overspend.
+        Chain, head, units and budget are checked and the row is written in one transaction, so that two processes can't
+        overspend.
 
         Args:
             entry: the round.
@@ -133,25 +153,18 @@ class Ledger:
 
         Raises:
             BudgetExceeded: with the figure that would be reached.
-            LedgerError: the ledger cannot be trusted, or the entry's units are not those that it has counted so far.
+            LedgerError: the ledger cannot be trusted, the entry's units are not those that it has counted so far, or no
+                epsilon can be computed.
         """
-        with self._exclusive() as connection:
-            head_before = self._told_head()
-            rows = self._verified(connection, head_before)
-            self._refuse_behind(rows, head_before)
-            self._refuse_other_units(rows, entry)
-            epsilons = self._afford(rows, entry, max_epsilon, max_epsilon_record)
+        with self._writing() as (connection, rows, head):
+            earlier = [row.entry for row in rows if row.entry.data_set == entry.data_set]
+            self._refuse_other_units(earlier, entry)
+            epsilons = self._afford([*earlier, entry], max_epsilon, max_epsilon_record)
             number = len(rows) + 1
             content = {"time": _now(), **asdict(entry), "epsilon_unit": epsilons[0], "epsilon_record": epsilons[1]}
-            head = rows[-1].hash if rows else self._genesis(connection)
-            text = _canonical(content)
-            digest = _chained(head, text)
-            connection.execute("INSERT INTO ledger VALUES (?, ?, ?)", (number, text, digest))
-            connection.commit()
-            # After the ledger: a crash in between leaves the head one row behind, which is healed; a head that is ahead
-            # of its ledger means that a row was lost.
-            self._write_head(number, digest)
-        return _row(number, content, digest)
+            row = _row(number, content, _append(connection, number, content, head))
+        with self._writing():  # brings the head's file up to the row
+            return row
 
     def entries(self, data_set: str | None = None) -> list[Row]:
         """All verified rows, or those of a data set, in order; changes nothing.
@@ -159,9 +172,13 @@ class Ledger:
         Raises:
             LedgerError: as :meth:`charge`.
         """
-        head = self._told_head()  # before the rows: a charge under way may add to both
-        with self._reading() as connection:
-            rows = self._verified(connection, head) if connection else self._nothing()
+        told = self._told_head()  # first: a ledger is made before its head
+        if not self.path.exists():
+            rows, _ = self._nothing(told)
+        else:
+            with self._open("ro") as connection:
+                connection.execute("BEGIN")
+                rows, _ = self._verified(connection)
         return [row for row in rows if data_set in (None, row.entry.data_set)]
 
     def head(self) -> str:
@@ -173,37 +190,45 @@ class Ledger:
 
     def contains(self, head: str) -> bool:
         """Whether a row has this hash: whether the ledger is at least as new as when it was told."""
-        return any(secrets.compare_digest(row.hash, head) for row in self.entries())
+        return any(row.hash == head for row in self.entries())
 
     def claim(self, data_set: str, experiment: str | None = None) -> PrivacyClaim | None:
-        """What may be said about a data set, or about one experiment on it; None if nothing may.
+        """What may be said about a data set, or one experiment on it, at the last round's delta; None if nothing may.
 
         Raises:
             LedgerError: as :meth:`charge`.
         """
-        entries = [row.entry for row in self.entries(data_set) if experiment in (None, row.entry.experiment)]
+        return self._claim([row.entry for row in self.entries(data_set) if experiment in (None, row.entry.experiment)])
+
+    def _claim(self, entries: Sequence[Entry]) -> PrivacyClaim | None:
         if not entries or any(entry.mode != PROTECTED_MODE for entry in entries):
             return None
         last, charges = entries[-1], [entry.charge for entry in entries]
-        delta = max(entry.delta for entry in entries if entry.delta is not None)
-        return PrivacyClaim.model_validate(
-            {
-                **{name: getattr(last, name) for name in ("unit", "units", "noise_multiplier", "sample_rate")},
-                "steps": sum(charge.steps for charge in charges),
-                "delta": delta,
-                "epsilon_unit": epsilon_unit(charges, delta),
-                "epsilon_record": epsilon_record(charges, delta),
-            }
-        )
+        assert last.delta
+        steps = sum(charge.steps for charge in charges)
+        try:
+            return PrivacyClaim.model_validate(
+                {
+                    **{
+                        name: getattr(last, name)
+                        for name in ("unit", "units", "noise_multiplier", "sample_rate", "delta")
+                    },
+                    "steps": steps,
+                    "epsilon_unit": epsilon_unit(charges, last.delta),
+                    "epsilon_record": epsilon_record(charges, last.delta),
+                }
+            )
+        except ValueError as error:  # the accountant's, or an epsilon that is no finite number above 0
+            raise LedgerError(
+                f"data set {last.data_set!r}: no epsilon can be computed for {steps} steps, the last ones at noise "
+                f"multiplier {last.noise_multiplier:g} ({error}): change privacy.noise_multiplier, or plan fewer rounds"
+            ) from None
 
-    # -- what a charge checks -----------------------------------------------------------------------------------------
-
-    def _refuse_other_units(self, rows: Sequence[Row], entry: Entry) -> None:
-        earlier = [
-            row.entry for row in rows if row.entry.data_set == entry.data_set and row.entry.mode == PROTECTED_MODE
-        ]
-        if entry.mode == PROTECTED_MODE and earlier and earlier[-1].partition != entry.partition:
-            old, new = (f"{e.units} units ({e.unit}, key {str(e.key_fingerprint)[:8]})" for e in (earlier[-1], entry))
+    def _refuse_other_units(self, earlier: Sequence[Entry], entry: Entry) -> None:
+        """Composition is proven for one division into units; the division of the first charge is kept for good."""
+        protected = [known for known in earlier if known.mode == PROTECTED_MODE]
+        if entry.mode == PROTECTED_MODE and protected and protected[-1].partition != entry.partition:
+            old, new = (f"{e.units} units ({e.unit}, key {str(e.key_fingerprint)[:8]})" for e in (protected[-1], entry))
             raise LedgerError(
                 f"{self.path}: data set {entry.data_set!r} was charged for {old}, and the job would divide it into "
                 f"{new}: no epsilon holds across two divisions. Set catalogue.yaml, privacy.unit and the unit key as "
@@ -211,108 +236,112 @@ class Ledger:
             )
 
     def _afford(
-        self, rows: Sequence[Row], entry: Entry, max_epsilon: float | None, max_epsilon_record: float | None
+        self, entries: Sequence[Entry], max_epsilon: float | None, max_epsilon_record: float | None
     ) -> tuple[float | None, float | None]:
-        """Both epsilons of the data set after the entry; BudgetExceeded if one passes its budget."""
-        before = [row.entry for row in rows if row.entry.data_set == entry.data_set]
-        if entry.mode != PROTECTED_MODE:
-            return None, None
-        if unprotected := sum(earlier.mode != PROTECTED_MODE for earlier in before):
-            if max_epsilon is not None or max_epsilon_record is not None:
+        """Both epsilons of a data set's entries, the last of which is to be charged; BudgetExceeded if one is too much.
+
+        A round without protection passes every budget. Where no round was protected there is none to keep: whether such
+        a job may train is the policy's ``required_mode``.
+        """
+        entry, unprotected = entries[-1], sum(known.mode != PROTECTED_MODE for known in entries)
+        budgets = {"max_epsilon": max_epsilon, "max_epsilon_record": max_epsilon_record}
+        where = f"data set {entry.data_set!r}: round {entry.round} of experiment {entry.experiment!r}"
+        claim = self._claim(entries)
+        if claim is None:
+            if unprotected < len(entries) and any(budget is not None for budget in budgets.values()):
                 raise BudgetExceeded(
-                    f"data set {entry.data_set!r}: {unprotected} earlier rounds ran without differential privacy, so "
-                    f"that no epsilon holds for it and no budget can be kept. Set max_epsilon: null for it in "
-                    f"policy.yaml if the site accepts that, or register images that were never trained on under "
-                    f"another id"
+                    f"{where} would stand beside rounds of another kind: {unprotected} of {len(entries)} without "
+                    f"differential privacy, so that no epsilon holds for the data set and no budget can be kept. Set "
+                    f"max_epsilon: null for it in policy.yaml if the site accepts that, or register images that were "
+                    f"never trained on under another id"
                 )
             return None, None
-        charges = [earlier.charge for earlier in (*before, entry)]
-        delta = entry.delta
-        assert delta is not None
-        reached = epsilon_unit(charges, delta), epsilon_record(charges, delta)
-        for name, value, budget, adjacency in (
-            ("max_epsilon", reached[0], max_epsilon, f"adding or removing one {entry.unit}, PRV accountant"),
-            ("max_epsilon_record", reached[1], max_epsilon_record, "one record changed, replace-one PRV accountant"),
-        ):
-            if budget is not None and not value <= budget:
+        reached = {"max_epsilon": claim.epsilon_unit, "max_epsilon_record": claim.epsilon_record or math.inf}
+        for name, budget in budgets.items():
+            if budget is not None and not reached[name] <= budget:  # also where the budget is no number
                 raise BudgetExceeded(
-                    f"data set {entry.data_set!r}: round {entry.round} of experiment {entry.experiment!r} would reach "
-                    f"epsilon = {value:.3f} ({adjacency}, delta = {delta:g}), and the site's {name} is {budget:g}: nothing "
-                    f"was charged or trained"
+                    f"{where} would reach {claim}, and the site's {name} is {budget:g}: nothing was charged or "
+                    f"trained. Plan fewer rounds or more noise, or let the officer raise it in policy.yaml"
                 )
-        return reached
-
-    # -- the file -----------------------------------------------------------------------------------------------------
+        return claim.epsilon_unit, claim.epsilon_record
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[sqlite3.Connection]:
-        """The open ledger, which nobody else writes meanwhile; made if neither it nor a head exists."""
-        make_private_dir(self.path.parent)
-        lock = FileLock(self.head_path.with_name("ledger.lock"))
-        try:
-            lock.acquire(wait=LOCK_SECONDS)
-        except LockedError as error:
-            raise LedgerError(f"{self.path}: another job has charged it for {LOCK_SECONDS:.0f} s: {error}") from None
-        try:
-            if not self.path.exists():
-                self._nothing()
-                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-                fresh = True
-            else:
-                fresh = self.path.stat().st_size == 0 and not self.head_path.exists()
-            with self._guarded(), contextlib.closing(sqlite3.connect(self.path, timeout=LOCK_SECONDS)) as connection:
-                connection.execute("PRAGMA synchronous = FULL")
-                if fresh:
-                    connection.executescript(_SCHEMA)
-                yield connection
-        finally:
-            lock.release()
+    def _writing(self) -> Iterator[tuple[sqlite3.Connection, list[Row], str]]:
+        """A transaction beside which nobody else writes: the connection, all rows and the head, verified.
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+        The head's file is up to date on entry, and is written nowhere else.
+        """
+        told = self._told_head()
         if not self.path.exists():
-            yield None
-            return
-        with (
-            self._guarded(),
-            contextlib.closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
-        ):
-            yield connection
+            self._nothing(told)
+            make_private_dir(self.path.parent)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+            raise LedgerError(f"{self.path}: others may read or write it: chmod 600 it")
+        with self._open("rw") as connection:
+            # With the folder's entry: a commit must outlive a loss of power if the head's file does.
+            connection.execute("PRAGMA synchronous = EXTRA")
+            connection.execute("BEGIN IMMEDIATE")
+            if not _schema(connection):
+                self._nothing(self._told_head())
+                _create(connection)  # a transaction of its own: no head may exist before its ledger
+                connection.execute("COMMIT")
+                connection.execute("BEGIN IMMEDIATE")
+            rows, head = self._verified(connection)
+            if self._told_head() != (len(rows), head):
+                self._write_head(len(rows), head)
+            yield connection, rows, head
+            connection.execute("COMMIT")
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _open(self, mode: Literal["ro", "rw"]) -> Iterator[sqlite3.Connection]:
+        """The file's connection, with transactions begun and ended by hand; one that is left open is undone."""
+        address = f"{self.path.absolute().as_uri()}?mode={mode}"
         try:
-            yield
-        except sqlite3.Error as error:
+            connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+            with contextlib.closing(connection):
+                connection.text_factory = bytes  # an edited row may hold anything
+                yield connection
+        except sqlite3.OperationalError as error:
+            raise LedgerError(
+                f"{self.path}: cannot be used now ({error}); nothing was charged. Its folder must be writable, with "
+                f"room on the disk, and other jobs' charges over"
+            ) from None
+        except sqlite3.DatabaseError as error:
             raise LedgerError(f"{self.path}: not a usable SQLite file ({error}): {_RESTORE}") from None
 
-    def _nothing(self) -> list[Row]:
-        """No rows, which a missing ledger has only where there is no head either."""
-        if self.head_path.exists():
-            raise LedgerError(f"{self.path}: missing, and {self.head_path} says that it had rows: {_RESTORE}")
-        return []
-
-    def _genesis(self, connection: sqlite3.Connection) -> str:
-        content = _canonical({"time": _now(), "nonce": secrets.token_hex(32)})
-        digest = _chained(_START, content)
-        connection.execute("INSERT INTO ledger VALUES (0, ?, ?)", (content, digest))
-        return digest
-
-    def _verified(self, connection: sqlite3.Connection, told: tuple[int, str] | None) -> list[Row]:
-        """All rows, if each follows from the one before and the head is among them."""
-        found = connection.execute("SELECT number, content, hash FROM ledger ORDER BY number").fetchall()
-        head, rows = _START, []
-        for position, (number, content, digest) in enumerate(found):
-            if number != position or _chained(head, content) != digest:
-                raise LedgerError(f"{self.path}: row {position} was edited, swapped or removed: {_RESTORE}")
-            head = digest
-            if position:
-                rows.append(self._parsed(position, content, digest))
+    def _nothing(self, told: tuple[int, str] | None) -> tuple[list[Row], str]:
+        """No rows, which a missing or empty ledger has only where there is no head either."""
         if told is not None:
-            self._check_head(*told, [digest for _, _, digest in found])
-        return rows
+            raise LedgerError(
+                f"{self.path}: missing or emptied, and {self.head_path} says that it had rows: {_RESTORE}"
+            )
+        return [], _START
 
-    def _parsed(self, number: int, content: str, digest: str) -> Row:
+    def _verified(self, connection: sqlite3.Connection) -> tuple[list[Row], str]:
+        """All rows and the head, if each row follows from the one before and the head's file agrees."""
+        schema = _schema(connection)
+        if not schema:
+            return self._nothing(self._told_head())
+        changed = LedgerError(f"{self.path}: its table or the triggers that protect it were changed: {_RESTORE}")
+        if _SCHEMA[0].encode("ascii") not in schema:
+            raise changed
+        rows, hashes = [], [_START]
+        found = connection.execute("SELECT number, content, hash FROM ledger ORDER BY number")
+        for position, (number, content, digest) in enumerate(found):
+            expected = _chained(hashes[-1], content) if isinstance(content, bytes) else ""
+            if number != position or digest != expected.encode("ascii"):
+                raise LedgerError(f"{self.path}: row {position} was edited, swapped or removed: {_RESTORE}")
+            hashes.append(expected)
+            if position:
+                rows.append(self._parsed(position, content, expected))
+        # Read last, in the same transaction: no row can have been added since, so the file is one behind at most.
+        self._check_head(self._told_head(), hashes[1:])
+        if schema != {statement.encode("ascii") for statement in _SCHEMA}:  # last: an edited row is the better answer
+            raise changed
+        return rows, hashes[-1]
+
+    def _parsed(self, number: int, content: bytes, digest: str) -> Row:
         try:
             return _row(number, json.loads(content), digest)
         except (ValueError, TypeError, KeyError) as error:
@@ -328,22 +357,25 @@ class Ledger:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LedgerError(f"{self.head_path}: not a ledger's head ({error}): {_RESTORE}") from None
 
-    def _check_head(self, number: int, digest: str, hashes: Sequence[str]) -> None:
+    def _check_head(self, told: tuple[int, str] | None, hashes: Sequence[str]) -> None:
+        """``hashes`` are those of all rows, from number 0, which is no charge: a crash may come before its head."""
         last = len(hashes) - 1
-        if not 1 <= number <= last:
+        if last < 0:
+            raise LedgerError(f"{self.path}: row 0 was removed: {_RESTORE}")
+        if told is None:
+            if last > 0:
+                raise LedgerError(f"{self.head_path}: missing, and {self.path} has {last} rows: {_RESTORE}")
+            return
+        number, digest = told
+        if not 0 <= number <= last:
             raise LedgerError(
-                f"{self.path}: rolled back: it has {max(last, 0)} rows, and {self.head_path} says {number}: {_RESTORE}"
+                f"{self.path}: rolled back: it has {last} rows, and {self.head_path} says {number}: {_RESTORE}"
             )
         if hashes[number] != digest:
             raise LedgerError(f"{self.path}: row {number} is not the one that {self.head_path} saw: {_RESTORE}")
-
-    def _refuse_behind(self, rows: Sequence[Row], told: tuple[int, str] | None) -> None:
-        """A crash leaves the head at most one row behind; more means that it was removed or set back."""
-        number = told[0] if told else 0
-        if len(rows) - number > 1:
+        if last - number > 1:
             raise LedgerError(
-                f"{self.head_path}: {'says row ' + str(number) if told else 'missing'}, and {self.path} has {len(rows)} "
-                f"rows: {_RESTORE}"
+                f"{self.head_path}: set back: it says {number}, and {self.path} has {last} rows: {_RESTORE}"
             )
 
     def _write_head(self, number: int, digest: str) -> None:
@@ -357,18 +389,32 @@ _RESTORE = (
 )
 
 
+def _schema(connection: sqlite3.Connection) -> set[bytes]:
+    return {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master")}
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    for statement in _SCHEMA:
+        connection.execute(statement)
+    _append(connection, 0, {"time": _now(), "nonce": secrets.token_hex(32)}, _START)
+
+
+def _append(connection: sqlite3.Connection, number: int, content: dict[str, Any], head: str) -> str:
+    """Write a row behind the head and return its hash."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    digest = _chained(head, text.encode("ascii"))
+    connection.execute("INSERT INTO ledger VALUES (?, ?, ?)", (number, text, digest))
+    return digest
+
+
 def _row(number: int, content: dict[str, Any], digest: str) -> Row:
     fields = dict(content)
     time, unit, record = (fields.pop(name) for name in ("time", "epsilon_unit", "epsilon_record"))
     return Row(number, time, Entry(**fields), unit, record, digest)
 
 
-def _canonical(content: dict[str, Any]) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def _chained(head: str, content: str) -> str:
-    return hashlib.sha256(f"{head}\n{content}".encode("ascii")).hexdigest()
+def _chained(head: str, content: bytes) -> str:
+    return hashlib.sha256(head.encode("ascii") + b"\n" + content).hexdigest()
 
 
 def _now() -> str:

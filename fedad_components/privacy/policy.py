@@ -5,12 +5,21 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
     from fedad_components.config import FedADConfig
 
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a number, not {str(value).lower()}")
+    return value
+
+
+# Not strict: YAML reads 1e-5, without a point, as text.
+Number = Annotated[float, BeforeValidator(_no_truth_value), Field(strict=False, allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0.0)]
 
 
 class Rule(str, Enum):
@@ -23,6 +32,7 @@ class Rule(str, Enum):
     MAX_DELTA = "max_delta"
     MIN_PATIENTS = "min_patients"
     ALLOW_AGGREGATED_HEAD = "allow_aggregated_head"
+    PUBLIC_DATA_SETS = "public_data_sets"
 
 
 class PolicyRefused(ValueError):
@@ -36,12 +46,12 @@ class PolicyRefused(ValueError):
 class PrivacyRules(BaseModel):
     """The site's rules for a data set, whatever a job asks for."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     required_mode: Literal["none", "dp_sgd"] = Field(
         default="none", description="dp_sgd: only jobs with that privacy.mode may train; none: any mode"
     )
-    min_noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = Field(
+    min_noise_multiplier: Annotated[Number, Field(ge=0.0)] = Field(
         default=1.0, description="smallest privacy.noise_multiplier of a dp_sgd job"
     )
     max_epsilon: Positive | None = Field(
@@ -50,7 +60,7 @@ class PrivacyRules(BaseModel):
     max_epsilon_record: Positive | None = Field(
         default=None, description="budget of the data set over all jobs, for one record changed; null: none"
     )
-    max_delta: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+    max_delta: Annotated[Positive, Field(lt=1.0)] = Field(
         default=1e-5, description="largest privacy.delta of a dp_sgd job"
     )
     min_patients: int = Field(default=0, ge=0, description="fewest patients that the data set must have")

@@ -15,7 +15,8 @@ from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
     from fedad_components.flare.site import SitePaths
-    from fedad_components.privacy.ledger import Ledger
+    from fedad_components.privacy.ledger import Ledger, Row
+    from fedad_components.privacy.policy import PrivacyRules
 
 app = typer.Typer(no_args_is_help=True, help="Show and verify a site's privacy ledger; nothing here changes it.")
 
@@ -40,12 +41,12 @@ def show(
         rows = ledger.entries(data_set)
         policy = SitePolicy.load(paths.policy)
         names = sorted({row.entry.data_set for row in rows})
-        totals = {name: _total(ledger, name, policy.rules(name).max_epsilon) for name in names}
+        totals = {name: _total(ledger, name, policy.rules(name)) for name in names}
     except (LedgerError, SiteError) as error:
         complain(error)
         raise typer.Exit(1) from None
     if as_json:
-        print(json.dumps({"data_sets": totals, "rows": [asdict(row) for row in rows]}, indent=2))
+        print(json.dumps({"data_sets": totals, "rows": [_as_json(row) for row in rows]}, indent=2))
         return
     if not rows:
         _console.print(f"{ledger.path}: nothing was charged yet", highlight=False, soft_wrap=True)
@@ -114,19 +115,42 @@ def _open(kit: Path) -> tuple[SitePaths, Ledger]:
     return paths, Ledger(paths.ledger, paths.ledger_head)
 
 
-def _total(ledger: Ledger, data_set: str, budget: float | None) -> dict[str, Any]:
+def _total(ledger: Ledger, data_set: str, rules: PrivacyRules) -> dict[str, Any]:
     """A data set's sum, as data and as a sentence in which no epsilon stands alone."""
     claim = ledger.claim(data_set)
+    budgets = {"max_epsilon": rules.max_epsilon, "max_epsilon_record": rules.max_epsilon_record}
     if claim is None:
         text = "no guarantee: rounds ran without differential privacy, and no epsilon holds for this data set"
-        return {"claim": None, "max_epsilon": budget, "text": text}
-    left = "no budget in policy.yaml" if budget is None else f"budget max_epsilon = {budget:g} for the first"
-    return {"claim": claim.model_dump(mode="json"), "max_epsilon": budget, "text": f"{claim}; {left}"}
+        return {"claim": None, **budgets, "text": text}
+    spent = {"max_epsilon": claim.epsilon_unit, "max_epsilon_record": claim.epsilon_record}
+    left = [
+        f"{name}: {(spent[name] or 0.0) / budget:.0%} of {budget:g} spent"
+        for name, budget in budgets.items()
+        if budget is not None
+    ]
+    content = claim.model_dump(mode="json") | _meaning(claim.unit)
+    return {"claim": content, **budgets, "text": f"{claim}; {', '.join(left) or 'no budget in policy.yaml'}"}
 
 
-def _by_job(rows: list[Any]) -> list[list[str]]:
+def _as_json(row: Row) -> dict[str, Any]:
+    """A row; its epsilons are those of the whole data set after it."""
+    content = asdict(row)
+    return content | (_meaning(row.entry.unit) if row.entry.unit and row.epsilon_unit is not None else {})
+
+
+def _meaning(unit: str) -> dict[str, str]:
+    """What stands beside both epsilons, as in `fedad privacy plan --json`."""
+    from fedad_components.privacy.claim import ACCOUNTANTS, adjacencies
+
+    return {
+        **{f"adjacency_{name}": adjacency for name, adjacency in adjacencies(unit).items()},
+        **{f"accountant_{name}": accountant for name, accountant in ACCOUNTANTS.items()},
+    }
+
+
+def _by_job(rows: list[Row]) -> list[list[str]]:
     """One line a job and data set."""
-    groups: dict[tuple[str, ...], list[Any]] = {}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.entry.data_set, row.entry.experiment, row.entry.job_id), []).append(row)
     lines = []

@@ -43,6 +43,9 @@ def test_relative_paths_start_at_the_catalogue(tmp_path: Path) -> None:
         ("frames: 0", "frames", "0"),
         ("frames: last", "frames", "last"),
         ("min_side: 0", "min_side", "0"),
+        ("units: 0", "units", "0"),
+        ("units: true", "units", "True"),
+        ("units: 62.5", "units", "62.5"),
         ("pattern: 'sub/*.png'", "pattern", "sub/*.png"),
         ("colour: true", "colour", "True"),
         ("patern: '*.png'", "patern", "unknown key: expected one of folder, pattern, files"),
@@ -54,6 +57,12 @@ def test_errors_name_all(tmp_path: Path, line: str, key: str, value: str) -> Non
         entry(tmp_path, line)
     for part in (str(tmp_path / "catalogue.yaml"), f"data_sets.images.{key}", value):
         assert part in str(caught.value)
+
+
+def test_declaring_units_decodes_nothing_again(tmp_path: Path) -> None:
+    plain, declared = entry(tmp_path, "fit: crop"), entry(tmp_path, "units: 625")
+    assert (plain.units, declared.units) == (None, 625)
+    assert plain.definition(64) == declared.definition(64)
 
 
 @pytest.mark.parametrize(

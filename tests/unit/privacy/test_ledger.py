@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import re
 import shutil
+import signal
 import sqlite3
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedad_components.cli import app
+from fedad_components.config import NAME_PATTERN
 from fedad_components.flare.site import SitePaths
 from fedad_components.privacy import ledger as module
-from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
+from fedad_components.privacy.accountant import AccountantError, Charge, epsilon_record, epsilon_unit
 from fedad_components.privacy.ledger import BudgetExceeded, Entry, Ledger, LedgerError
 
 PROTECTION: dict[str, Any] = {
@@ -31,6 +38,9 @@ PROTECTION: dict[str, Any] = {
     "delta": 1e-5,
 }
 
+EXACT = {"sample_rate": 1.0, "noise_multiplier": 20.0}
+"""Without subsampling the accountants are closed forms, and quick."""
+
 
 def entry(number: int = 0, **change: Any) -> Entry:
     values = {"data_set": "images", "experiment": "e", "job_id": "j", "round": number, "mode": "dp_sgd", **PROTECTION}
@@ -39,6 +49,12 @@ def entry(number: int = 0, **change: Any) -> Entry:
 
 def plain(mode: str = "none") -> Entry:
     return Entry("images", "e", "j", 0, mode)  # type: ignore[arg-type]
+
+
+def test_no_experiment_can_take_the_heads_name(tmp_path: Path) -> None:
+    paths = SitePaths(tmp_path)
+    assert paths.ledger_head.parent == paths.state
+    assert not re.fullmatch(NAME_PATTERN, paths.ledger_head.name)
 
 
 @pytest.fixture
@@ -76,24 +92,74 @@ def test_the_budget_is_kept_to_the_round(ledger: Ledger) -> None:
         ledger.charge(entry(number), max_epsilon=budget)
     before = ledger.head()
     with pytest.raises(
-        BudgetExceeded, match=r"round 3 .* epsilon = [\d.]+ \(adding or removing one bundle, PRV"
+        BudgetExceeded, match=r"round 3 .* epsilon = [\d.]+ for adding or removing one bundle \(delta = 1e-05, PRV"
     ) as refused:
         ledger.charge(entry(3), max_epsilon=budget)
-    assert f"{epsilon_unit([Charge(2.0, 0.1, 40)], 1e-5):.3f}" in str(refused.value)
+    assert f"{epsilon_unit([Charge(2.0, 0.1, 40)], 1e-5):.2f}" in str(refused.value)
     assert ledger.head() == before
     with pytest.raises(BudgetExceeded, match="max_epsilon_record"):
         ledger.charge(entry(3), max_epsilon=None, max_epsilon_record=budget)
     ledger.charge(entry(3, data_set="other"), max_epsilon=budget)
 
 
-def test_a_round_without_protection_ends_every_claim(ledger: Ledger) -> None:
-    charge(ledger)
-    ledger.charge(plain(), max_epsilon=10.0)  # the policy decides whether it may run; here it is written down
+@pytest.mark.parametrize("mode", ["none", "weight_noise", "client_dp"])
+def test_a_round_without_protection_ends_every_claim(ledger: Ledger, mode: str) -> None:
+    charge(ledger, experiment="private", **EXACT)
+    with pytest.raises(BudgetExceeded, match="1 of 2 without differential privacy"):
+        ledger.charge(plain(mode), max_epsilon=10.0)
+    ledger.charge(plain(mode), max_epsilon=None)
     assert ledger.claim("images") is None
-    with pytest.raises(BudgetExceeded, match="1 earlier rounds ran without differential privacy"):
-        ledger.charge(entry(1), max_epsilon=10.0)
-    assert ledger.charge(entry(1), max_epsilon=None).epsilon_unit is None
-    assert ledger.claim("other") is None
+    assert ledger.claim("images", "private") is not None  # what that experiment sent is what it was
+    with pytest.raises(BudgetExceeded, match="1 of 3 without differential privacy"):
+        ledger.charge(entry(1, **EXACT), max_epsilon=None, max_epsilon_record=10.0)
+    assert ledger.charge(entry(1, **EXACT), max_epsilon=None).epsilon_unit is None
+
+
+def test_where_nothing_was_protected_there_is_no_budget_to_keep(ledger: Ledger) -> None:
+    for _ in range(2):
+        assert ledger.charge(plain(), max_epsilon=1.0).epsilon_unit is None
+    assert ledger.claim("images") is None
+
+
+def test_a_budget_that_is_no_number_lets_nothing_through(ledger: Ledger) -> None:
+    with pytest.raises(BudgetExceeded):
+        ledger.charge(entry(**EXACT), max_epsilon=float("nan"))
+
+
+@pytest.mark.parametrize("answer", [0.0, -1.0, float("inf"), float("nan"), AccountantError("too many steps")])
+def test_without_a_sound_epsilon_nothing_is_charged(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, answer: float | AccountantError
+) -> None:
+    def answers(charges: Sequence[Charge], delta: float) -> float:
+        if isinstance(answer, AccountantError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(module, "epsilon_unit", answers)
+    with pytest.raises(LedgerError, match=r"(?s)no epsilon can be computed .*noise_multiplier"):
+        ledger.charge(entry(**EXACT), max_epsilon=None)
+    assert ledger.entries() == []
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.sampled_from([2.0, 3.5]), st.integers(1, 50)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_the_sum_is_the_accountants_on_all_charges(rounds: list[tuple[str, str, float, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "privacy" / "ledger.sqlite", Path(folder) / "state" / "head.json")
+        spent: dict[str, list[Charge]] = {}
+        for number, (data_set, experiment, sigma, steps) in enumerate(rounds):
+            spent.setdefault(data_set, []).append(Charge(sigma, 1.0, steps))
+            values = {"data_set": data_set, "experiment": experiment, "noise_multiplier": sigma, "steps": steps}
+            row = ledger.charge(entry(number, **{**EXACT, **values}), max_epsilon=None)
+            expected = epsilon_unit(spent[data_set], 1e-5), epsilon_record(spent[data_set], 1e-5)
+            assert (row.epsilon_unit, row.epsilon_record) == expected
+        assert [row.number for row in ledger.entries()] == list(range(1, len(rounds) + 1))
 
 
 @pytest.mark.parametrize("change", [{"units": 99}, {"unit": "patient"}, {"key_fingerprint": "cd" * 32}])
@@ -132,8 +198,16 @@ TAMPERED: dict[str, Callable[[Ledger], Any]] = {
         "UPDATE ledger SET number = 1 WHERE number = 2",
         "UPDATE ledger SET number = 2 WHERE number = 9",
     ),
-    "missing": lambda ledger: ledger.path.unlink(),
+    "row 0": lambda ledger: edit(ledger, "DELETE FROM ledger"),
+    "was edited": lambda ledger: edit(ledger, "UPDATE ledger SET content = 'ä' WHERE number = 1"),
+    "row 3": lambda ledger: edit(ledger, "UPDATE ledger SET content = 7 WHERE number = 3"),
+    "triggers": lambda ledger: edit(ledger),
+    "missing or emptied": lambda ledger: ledger.path.unlink(),
+    "emptied": lambda ledger: ledger.path.write_bytes(b""),
+    "says that it had rows": lambda ledger: edit(ledger, "DROP TABLE ledger"),
+    "not a usable SQLite file|was edited": lambda ledger: os.truncate(ledger.path, 5000),
     "not a usable SQLite file": lambda ledger: ledger.path.write_bytes(b"x" * 4096),
+    "missing, and .* has 3 rows": lambda ledger: ledger.head_path.unlink(),
     "not a ledger's head": lambda ledger: ledger.head_path.write_text("{}"),
     "is not the one that": lambda ledger: ledger.head_path.write_text(json.dumps({"number": 3, "hash": "0" * 64})),
 }
@@ -148,11 +222,20 @@ def test_a_ledger_that_was_touched_is_refused(ledger: Ledger, cause: str) -> Non
             use()  # type: ignore[operator]
 
 
-def test_a_missing_head_is_refused_once_there_are_rows(ledger: Ledger) -> None:
-    charge(ledger, 3)
-    ledger.head_path.unlink()
-    with pytest.raises(LedgerError, match="missing, and .* has 3 rows"):
-        ledger.charge(entry(3), max_epsilon=None)
+def test_another_sites_head_and_an_older_one_are_refused(ledger: Ledger, tmp_path: Path) -> None:
+    other = Ledger(tmp_path / "other" / "ledger.sqlite", tmp_path / "other" / "head.json")
+    charge(other, 2, **EXACT)
+    charge(ledger, 2, **EXACT)
+    older = ledger.head_path.read_bytes()
+    own, foreign = ledger.head(), other.head_path.read_bytes()
+    charge(ledger, 2, **EXACT)
+    for content, cause in ((foreign, "is not the one that"), (older, "set back: it says 2, .* has 4 rows")):
+        ledger.head_path.write_bytes(content)
+        with pytest.raises(LedgerError, match=cause):
+            ledger.entries()
+        with pytest.raises(LedgerError, match=cause):
+            ledger.charge(entry(4, **EXACT), max_epsilon=None)
+    assert own != other.head()  # the same charges: a head reveals nothing about them
 
 
 def test_an_older_copy_is_refused_and_the_server_knows_when_all_of_it_is_old(ledger: Ledger, tmp_path: Path) -> None:
@@ -169,31 +252,101 @@ def test_an_older_copy_is_refused_and_the_server_knows_when_all_of_it_is_old(led
     assert not ledger.contains(told)
 
 
-def test_a_crash_between_row_and_head_loses_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(*arguments: object) -> None:
-        raise KeyboardInterrupt
+def charge_and_die(path: Path, head: Path, calls: int, before: bool) -> None:
+    """Charge a round in a process that is killed at the so-manieth writing of the head's file."""
+    write, seen = module.write_atomic, 0
 
-    for number in range(2):  # at the first row there is no head at all yet
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "write_atomic", crash)
-            with pytest.raises(KeyboardInterrupt):
-                ledger.charge(entry(2 * number), max_epsilon=None)
-        assert len(ledger.entries()) == 2 * number + 1
-        ledger.charge(entry(2 * number + 1), max_epsilon=None)
-    assert ledger.claim("images").steps == 40  # type: ignore[union-attr]
+    def killed(*arguments: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if not before:
+            write(*arguments)
+        if seen == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if before:
+            write(*arguments)
+
+    module.write_atomic = killed
+    Ledger(path, head).charge(entry(**EXACT), max_epsilon=None)
 
 
-def test_reading_changes_nothing_and_everything_is_private(ledger: Ledger, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_kill_around_the_heads_file_loses_no_charge(ledger: Ledger, rounds: int, before: bool, calls: int) -> None:
+    """The first charge writes the head of the empty ledger and then its own, the later ones only their own."""
+    charge(ledger, rounds, **EXACT)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=charge_and_die, args=(ledger.path, ledger.head_path, calls, before))
+    process.start()
+    process.join(60)
+    dies = calls == 1 or rounds == 0
+    assert process.exitcode == (-signal.SIGKILL if dies else 0)
+    charged = rounds + (0 if rounds == 0 and calls == 1 else 1)
+    assert len(ledger.entries()) == charged
+    charge(ledger, 2, **EXACT)
+    assert json.loads(ledger.head_path.read_text()) == {"number": charged + 2, "hash": ledger.head()}
+
+
+def test_a_kill_in_the_midst_of_a_charge_leaves_none(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    charge(ledger, 2, **EXACT)
+    append = module._append
+
+    def dies(*arguments: Any) -> str:
+        append(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    monkeypatch.setattr(module, "_append", dies)
+    process = multiprocessing.get_context("fork").Process(
+        target=ledger.charge, args=(entry(2, **EXACT),), kwargs={"max_epsilon": None}
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(ledger.entries()) == 2
+    monkeypatch.undo()
+    charge(ledger, 1, **EXACT)
+    assert len(ledger.entries()) == 3
+
+
+def test_reading_changes_nothing_and_everything_is_private(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files() -> dict[Path, tuple[int, int, bytes]]:
+        found = (path for path in tmp_path.rglob("*") if path.is_file())
+        return {path: (path.stat().st_mode, path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
     assert ledger.entries() == []
     assert ledger.claim("images") is None
     assert not ledger.path.exists()
-    charge(ledger, 2)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (ledger.path, ledger.head_path)] == [0o600, 0o600]
+    append, journals = module._append, []
+
+    def looked_at(*arguments: Any) -> str:
+        digest = append(*arguments)
+        journals.extend(stat.S_IMODE(path.stat().st_mode) for path in ledger.path.parent.glob("*-journal"))
+        return digest
+
+    monkeypatch.setattr(module, "_append", looked_at)
+    umask = os.umask(0)
+    charge(ledger, 2, **EXACT)
+    os.umask(umask)
+    assert journals
+    assert {stat.S_IMODE(content[0]) for content in files().values()} | set(journals) == {0o600}
     assert stat.S_IMODE(ledger.path.parent.stat().st_mode) == 0o700
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
+    for path in (ledger.path, ledger.head_path):
+        path.chmod(0o400)
+    ledger.path.parent.chmod(0o500)
+    before = files()
     ledger.entries(), ledger.head(), ledger.claim("images"), ledger.contains("0")
-    after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
-    assert after == before
+    assert files() == before
+
+
+def test_a_ledger_that_others_may_write_is_not_charged(ledger: Ledger) -> None:
+    charge(ledger, **EXACT)
+    ledger.path.chmod(0o660)
+    with pytest.raises(LedgerError, match="chmod 600"):
+        ledger.charge(entry(1, **EXACT), max_epsilon=None)
 
 
 def test_the_table_itself_is_append_only(ledger: Ledger) -> None:
@@ -206,27 +359,26 @@ def test_the_table_itself_is_append_only(ledger: Ledger) -> None:
 
 def spend(path: Path, head: Path, budget: float, done: Any) -> None:
     charged = 0
-    for number in range(6):
+    for number in range(10):
         try:
-            Ledger(path, head).charge(entry(number), max_epsilon=budget)
+            Ledger(path, head).charge(entry(number, **EXACT), max_epsilon=budget)
             charged += 1
         except BudgetExceeded:
             pass
     done.put(charged)
 
 
-@pytest.mark.slow
 def test_concurrent_jobs_cannot_overspend(ledger: Ledger) -> None:
-    budget = epsilon_unit([Charge(2.0, 0.1, 50)], 1e-5)
+    budget = epsilon_unit([Charge(20.0, 1.0, 130)], 1e-5)
     context = multiprocessing.get_context("spawn")
     done = context.Queue()
-    processes = [context.Process(target=spend, args=(ledger.path, ledger.head_path, budget, done)) for _ in range(3)]
+    processes = [context.Process(target=spend, args=(ledger.path, ledger.head_path, budget, done)) for _ in range(4)]
     for process in processes:
         process.start()
-    charged = [done.get(timeout=60) for _ in processes]
+    charged = [done.get(timeout=120) for _ in processes]
     for process in processes:
         process.join(30)
-    assert sum(charged) == len(ledger.entries()) == 5
+    assert sum(charged) == len(ledger.entries()) == 13
     assert ledger.claim("images").epsilon_unit <= budget  # type: ignore[union-attr]
 
 
@@ -239,9 +391,14 @@ def test_the_command_shows_and_verifies(ledger: Ledger, tmp_path: Path) -> None:
     charge(ledger, 2)
     shown = run("show", "--kit", str(tmp_path)).stdout
     assert "adding or removing one bundle (delta = 1e-05, PRV accountant)" in shown
-    assert "max_epsilon = 10" in shown
+    assert "of 10 spent" in shown
     content = json.loads(run("show", "--kit", str(tmp_path), "--json").stdout)
-    assert content["data_sets"]["images"]["claim"]["steps"] == 20
+    total, row = content["data_sets"]["images"]["claim"], content["rows"][-1]
+    assert total["steps"] == 20
+    for holder in (total, row):
+        assert holder["adjacency_unit"] == "adding or removing one bundle"
+        assert holder["accountant_record"] == "replace-one PRV accountant"
+    assert row["epsilon_unit"] == total["epsilon_unit"]
     verified = run("verify", "--kit", str(tmp_path), "--head", ledger.head(), "--json")
     assert json.loads(verified.stdout) == {"valid": True, "rows": 2, "head": ledger.head()}
     assert run("verify", "--kit", str(tmp_path), "--head", "0" * 64).exit_code == 1

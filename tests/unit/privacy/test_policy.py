@@ -34,6 +34,8 @@ def policy(tmp_path: Path, text: str) -> SitePolicy:
         ("", job(noise_multiplier=0.9), Rule.MIN_NOISE_MULTIPLIER),
         ("privacy: {max_delta: 1.0e-6}", job(delta=1e-5), Rule.MAX_DELTA),
         ("", FedADConfig.parse({"loss": {"head": "aggregated"}}), Rule.ALLOW_AGGREGATED_HEAD),
+        ("", job(negatives="public", public_data_set="scans"), Rule.PUBLIC_DATA_SETS),
+        ("public_data_sets: [other]", job(negatives="public", public_data_set="scans"), Rule.PUBLIC_DATA_SETS),
     ],
 )
 def test_a_job_below_a_rule_is_refused_by_its_name(tmp_path: Path, rules: str, config: FedADConfig, rule: Rule) -> None:
@@ -50,6 +52,8 @@ def test_a_job_below_a_rule_is_refused_by_its_name(tmp_path: Path, rules: str, c
         ("privacy: {required_mode: dp_sgd, min_noise_multiplier: 2.0, max_delta: 1.0e-5}", job()),
         ("data_sets: {others: {required_mode: dp_sgd}}", FedADConfig.parse({})),
         ("{privacy: {min_noise_multiplier: 4}, data_sets: {images: {min_noise_multiplier: 0.5}}}", job()),
+        ("privacy: {max_delta: 1e-5}", job()),  # without a point, YAML reads text
+        ("public_data_sets: [scans]", job(negatives="public", public_data_set="scans")),
         ("allow_aggregated_head: true", FedADConfig.parse({"loss": {"head": "aggregated"}})),
     ],
 )
@@ -80,6 +84,10 @@ def test_too_few_patients_are_refused() -> None:
         "privacy: {required_mode: dp}",
         "data_sets: {images: {max_epsilon: -1}}",
         "data_sets: {images: {epsilon: 1}}",
+        "privacy: {max_epsilon: true}",
+        "privacy: {min_patients: true}",
+        "privacy: {max_epsilon: 3, max_epsilon: 30}",
+        "public_data_sets: scans",
     ],
 )
 def test_a_policy_is_never_guessed(tmp_path: Path, text: str) -> None:
@@ -90,5 +98,5 @@ def test_a_policy_is_never_guessed(tmp_path: Path, text: str) -> None:
 def test_the_template_shows_the_defaults() -> None:
     assert SitePolicy.load(TEMPLATE) == SitePolicy()
     text = TEMPLATE.read_text()
-    for name in PrivacyRules.model_fields:
-        assert name in text
+    for name in (*PrivacyRules.model_fields, *SitePolicy.model_fields, *(rule.value for rule in Rule)):
+        assert f"{name}:" in text
