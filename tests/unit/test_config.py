@@ -196,7 +196,7 @@ def test_public_negatives_and_their_data_set_go_together() -> None:
 
 
 def test_client_dp_needs_a_difference_to_clip() -> None:
-    with pytest.raises(ConfigError, match="federation.update to 'difference'"):
+    with pytest.raises(ConfigError, match=r"federation\.update to 'difference'"):
         FedADConfig.parse({"model": {"norm": "group"}, "privacy": {"mode": "client_dp"}})
 
 
