@@ -22,10 +22,9 @@ __all__ = ["spy"]
 
 C = 0.1
 """max_grad_norm of these tests: below the length of every gradient here, so that all are clipped."""
-LOSSES = [
+LOSSES: list[dict] = [
     {},
-    {"loss": {"teacher_centering": True, "decorrelation": "batch"}},
-    {"loss": {"domain_alignment": "orthogonal", "head": "aggregated"}},
+    {"loss": {"teacher_centering": True, "decorrelation": "batch", "head": "aggregated"}},
 ]
 
 
@@ -38,11 +37,11 @@ def test_a_unit_changes_no_other_units_gradient(spy: Spy, sections: dict) -> Non
     config, changed = configuration(**sections), tiles()
     changed[UNITS[1]] = 255 - changed[UNITS[1]]
     before, after = make_trainer(config), make_trainer(config, changed)
-    for other in (0, 2):
-        assert torch.equal(spy.clipped_sum(before, [other]), spy.clipped_sum(after, [other]))
-    assert not torch.equal(spy.clipped_sum(before, [1]), spy.clipped_sum(after, [1]))
     gone = make_trainer(config, units=without(1))
-    assert torch.equal(spy.clipped_sum(before, [0, 2]), spy.clipped_sum(gone, [0, 1]))
+    others = spy.clipped_sum(before, [0, 2])
+    assert torch.equal(others, spy.clipped_sum(after, [0, 2]))
+    assert torch.equal(others, spy.clipped_sum(gone, [0, 1]))
+    assert not torch.equal(spy.clipped_sum(before, [1]), spy.clipped_sum(after, [1]))
 
 
 @pytest.mark.parametrize(("norm", "trainable"), [("group", "all"), ("folded", "affine_and_head")])
