@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit, noise_multiplier_for
+from fedad_components.privacy.accountant import (
+    AccountantError,
+    Charge,
+    epsilon_record,
+    epsilon_unit,
+    noise_multiplier_for,
+)
+from fedad_components.privacy.claim import ACCOUNTANTS, adjacencies
 
 DEFENSIBLE_SIGMA = 1.0
 LARGE_EPSILON = 10.0
-CURVE_POINTS = 12
+FEW_UNITS = 16
+CURVE_POINTS = 9
 
 
 class PlanError(ValueError):
@@ -92,7 +101,8 @@ def make_plan(
         sigma = (
             noise_multiplier
             if noise_multiplier is not None
-            else noise_multiplier_for(target_epsilon or 0.0, rate, steps, delta)
+            # Rounded up, so that the sigma that is printed holds.
+            else math.ceil(1000 * noise_multiplier_for(target_epsilon or 0.0, rate, steps, delta)) / 1000
         )
 
         def after(count: int) -> tuple[int, float, float]:
@@ -100,9 +110,9 @@ def make_plan(
             return count, epsilon_unit(charge, delta), epsilon_record(charge, delta)
 
         curve = tuple(after(count) for count in _points(rounds))
+    except AccountantError:
+        raise
     except ValueError as error:
-        if isinstance(error, PlanError) or type(error) is not ValueError:
-            raise
         raise PlanError(str(error)) from None
     return Plan(
         unit=unit,
@@ -118,7 +128,7 @@ def make_plan(
         epsilon_unit=curve[-1][1],
         epsilon_record=curve[-1][2],
         curve=curve,
-        warnings=tuple(_warnings(sigma, curve[-1][1], delta, units)),
+        warnings=tuple(_warnings(sigma, curve[-1][1], delta, unit, units, units_per_step)),
     )
 
 
@@ -128,18 +138,22 @@ def _points(rounds: int) -> list[int]:
     return sorted({1 + round(index * (rounds - 1) / max(1, count - 1)) for index in range(count)} | {rounds})
 
 
-def _warnings(sigma: float, epsilon: float, delta: float, units: int) -> list[str]:
-    warnings = []
+def _warnings(sigma: float, epsilon: float, delta: float, unit: str, units: int, units_per_step: int) -> Iterator[str]:
     if sigma < DEFENSIBLE_SIGMA:
-        warnings.append(f"noise multiplier {sigma:.2f} is below {DEFENSIBLE_SIGMA:g}: not defensible")
+        yield f"noise multiplier {sigma:.2f} is below {DEFENSIBLE_SIGMA:g}: not defensible"
     if epsilon > LARGE_EPSILON:
-        warnings.append(
-            f"epsilon {epsilon:.1f} for a unit is above {LARGE_EPSILON:g}: it excludes little of what an attacker may "
-            f"learn (likelihood ratios up to e^{math.floor(epsilon)})"
+        yield (
+            f"epsilon = {epsilon:.1f} for {adjacencies(unit)['unit']} (delta = {delta:g}, {ACCOUNTANTS['unit']}) is "
+            f"above {LARGE_EPSILON:g}: it excludes little of what an attacker may learn"
+        )
+    if units_per_step < FEW_UNITS:
+        yield (
+            f"{units_per_step} units in a step: the noise on each weight of the mean gradient is "
+            f"{sigma / units_per_step:.2g} C, and that gradient is at most C long: more units in a step, with more "
+            f"noise, learn more at the same epsilon"
         )
     if delta >= 1 / units:
-        warnings.append(
-            f"delta {delta:g} is not below 1 / {units} units: a mechanism that publishes one unit in {units} would "
+        yield (
+            f"delta = {delta:g} is not below 1 / {units} units: a mechanism that publishes one unit in {units} would "
             f"meet it"
         )
-    return warnings

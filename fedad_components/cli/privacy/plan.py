@@ -22,7 +22,6 @@ EPILOG = (
     "Examples:  fedad privacy plan --units 625 --units-per-step 32 --rounds 40 --epochs 3 --noise-multiplier 2  |  "
     "fedad privacy plan --units 625 --units-per-step 32 --target-epsilon 8 --figure plan.svg"
 )
-ROWS = 8
 
 _PRIVACY, _TRAINING, _FEDERATION = PrivacyConfig(), TrainingConfig(), FederationConfig()
 
@@ -115,7 +114,6 @@ def _show(planned: Plan) -> None:
     table.add_column("after rounds", justify="right")
     for name in ("unit", "record"):
         table.add_column(f"{adjacency[name]}\n{ACCOUNTANTS[name]}", justify="right")
-    stride = max(1, len(planned.curve) // ROWS)
-    for rounds, unit, record in sorted({*planned.curve[::stride], planned.curve[-1]}):
+    for rounds, unit, record in planned.curve:
         table.add_row(str(rounds), f"{unit:.2f}", f"{record:.2f}")
     console.print(table)
