@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fedad_components.privacy.ledger import Ledger
 from support import give_images, job_of, records_of, small_config, until
 
 from fedad_components.config import FedADConfig
 from fedad_components.demo.federation import Federation
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
+from fedad_components.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.federation
 
