@@ -18,6 +18,7 @@ from fedad_components.privacy.policy import PrivacyRules, check_patients
 from fedad_components.privacy.trainer import PrivateTrainer, make_trainer
 from fedad_components.privacy.units import UnitsError, assign_units, key_fingerprint, unit_key
 from fedad_components.privacy.weight_noise import add_weight_noise
+from fedad_components.wire import SILENT_MODES
 
 if TYPE_CHECKING:
     from fedad_components.config import FedADConfig
@@ -98,7 +99,7 @@ class PrivacySession:
                 f"{self._ledger.path}: does not hold the entry that this site's last result was charged with: the "
                 f"ledger was rolled back, together with the site's state. Restore its newest copy"
             )
-        self._ledger.charge(
+        row = self._ledger.charge(
             Entry(
                 data_set=self._data_set.id,
                 experiment=self._config.federation.experiment,
@@ -110,7 +111,14 @@ class PrivacySession:
             max_epsilon=rules.max_epsilon,
             max_epsilon_record=rules.max_epsilon_record,
         )
-        logger.info("round %d charged to the ledger: %s", round_number, self._claim() or "no guarantee")
+        # Kept for `meta`: each look at the ledger verifies all of it.
+        self._charged: dict[str, Any] = {"ledger_head": row.hash}
+        claim = None
+        if self._config.privacy.mode == "dp_sgd":
+            claim = self._ledger.claim(self._data_set.id, self._config.federation.experiment)
+            assert claim is not None
+            self._charged["claim"] = claim.model_dump(mode="json")
+        logger.info("round %d charged to the ledger: %s", round_number, claim or "no guarantee")
 
     def protect(self, theta_k: dict[str, torch.Tensor], theta: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """theta_k as it may leave: clipped for client_dp, with noise for weight_noise, else as trained."""
@@ -126,16 +134,6 @@ class PrivacySession:
 
     def meta(self, result: RoundResult) -> dict[str, Any]:
         """What may leave with the update, as JSON: keys of ``wire.ResultMeta``."""
-        content: dict[str, Any] = {"ledger_head": self._ledger.head()}
-        if self._config.privacy.mode == "dp_sgd":
-            claim = self._claim()
-            assert claim is not None
-            content["claim"] = claim.model_dump(mode="json")
-        elif self._config.privacy.mode != "client_dp":
-            content |= {"n_samples": result.n_samples, "losses": result.losses[-1]}
-        return content
-
-    def _claim(self) -> Any:
-        if self._config.privacy.mode != "dp_sgd":
-            return None
-        return self._ledger.claim(self._data_set.id, self._config.federation.experiment)
+        if self._config.privacy.mode in SILENT_MODES:
+            return self._charged
+        return self._charged | {"n_samples": result.n_samples, "losses": result.losses[-1]}
