@@ -13,16 +13,13 @@ machine slows both.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from step_cost import (
+from steps import (
     LAMBDA_T,
     WARM_UP,
     default_config,
@@ -31,10 +28,12 @@ from step_cost import (
     peak_bytes,
     random_images,
     random_views,
+    start,
+    step_parser,
     synchronised_time,
+    write_json,
 )
 
-from fedad_components.fedsd.trainer import choose_device
 from fedad_components.fedsd.views import Views
 from fedad_components.privacy.mechanism import GroupGaussian
 
@@ -118,37 +117,24 @@ def measure(image_size: int, norm: str, units: int, repeats: int, device: torch.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image-size", type=int, nargs="+", default=[64, 224], help="sides of a view in pixels")
+    parser = step_parser(__doc__, image_sizes=[64, 224], repeats_on_cpu=5)
     parser.add_argument("--norm", nargs="+", choices=NORMS, default=["folded"], help="norms of the private student")
     parser.add_argument("--units", type=int, default=8, help=f"units in a step, of {UNIT_SIZE} images each")
-    parser.add_argument("--repeats", type=int, help="timed pairs of steps (CPU: 5, CUDA: 30)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: PyTorch's choice")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     arguments = parser.parse_args()
-
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    device = choose_device(arguments.device)
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{name}; torch {torch.__version__}; {arguments.units} units of {UNIT_SIZE} images")
+    device, repeats = start(arguments)
+    print(f"{arguments.units} units of {UNIT_SIZE} images in a step")
     print(f"{'px':>4} {'norm':>7} {'plain ms':>9} {'private ms':>11} {'time':>7} {'+views':>7} {'memory':>7}")
     rows = []
     for image_size in arguments.image_size:
         for norm in arguments.norm:
-            row = measure(image_size, norm, arguments.units, arguments.repeats or (30 if on_gpu else 5), device)
+            row = measure(image_size, norm, arguments.units, repeats, device)
             rows.append(row)
             print(
                 f"{image_size:>4} {norm:>7} {row['plain_ms']:>9.1f} {row['private_ms']:>11.1f} "
                 f"{row['time_ratio']:>6.3f}x {row['time_ratio_with_views']:>6.3f}x {row['memory_ratio']:>6.3f}x",
                 flush=True,
             )
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=2) + "\n"
-        )
+    write_json(arguments.json, device, rows)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from step_cost import default_config
+from steps import default_config
 
 from fedad_components.fedsd.model import build_extractor, build_projection
 from fedad_components.fedsd.seeds import stream

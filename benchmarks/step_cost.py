@@ -11,76 +11,29 @@ slows both. Needs only torch, torchvision and numpy: without pydantic the defaul
 
 from __future__ import annotations
 
-import argparse
-import copy
-import json
-import multiprocessing
-import resource
 import statistics
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from steps import (
+    LAMBDA_T,
+    WARM_UP,
+    default_config,
+    in_fresh_process,
+    make_student,
+    peak_bytes,
+    random_images,
+    random_views,
+    start,
+    step_parser,
+    synchronised_time,
+    write_json,
+)
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY))
+from fedad_components.fedsd.teacher import teacher_dtype
+from fedad_components.fedsd.views import Views
 
-from fedad_components.fedsd.model import build_extractor, build_head, build_projection  # noqa: E402
-from fedad_components.fedsd.teacher import Teacher, teacher_dtype  # noqa: E402
-from fedad_components.fedsd.trainer import Student, choose_device  # noqa: E402
-from fedad_components.fedsd.views import Views  # noqa: E402
-
-JOB_CONFIG = REPOSITORY / "jobs" / "fedad_job" / "app" / "config" / "config_fed_client.json"
 METHODS = ("simclr", "fedad")
-LAMBDA_T = 0.5
-WARM_UP = 2
-
-
-def namespace(value: Any) -> Any:
-    """JSON objects as attribute objects."""
-    if isinstance(value, dict):
-        return SimpleNamespace(**{key: namespace(item) for key, item in value.items()})
-    return value
-
-
-def default_config() -> Any:
-    """The one copy of the defaults: from the configuration's classes, or from the job that was exported from them."""
-    try:
-        from fedad_components.config import FedADConfig
-    except ModuleNotFoundError:
-        executors = json.loads(JOB_CONFIG.read_text(encoding="utf-8"))["executors"]
-        return namespace(executors[0]["executor"]["args"]["config"])
-    return namespace(FedADConfig().to_json())
-
-
-def make_student(method: str, config: Any, device: torch.device) -> Student:
-    """The student of one method, ready to step."""
-    config = copy.deepcopy(config)
-    extractor = build_extractor(config.model).to(device).to(memory_format=torch.channels_last)
-    head = build_head(config.seed, "benchmark").to(device)
-    if method == "simclr":
-        config.loss.gamma = 0.0
-        return Student(extractor, head, None, config, device)
-    teacher = Teacher(extractor, build_projection(config.seed), config.training, device)
-    return Student(extractor, head, teacher, config, device)
-
-
-def synchronised_time(device: torch.device) -> float:
-    """Seconds, after all work queued on the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def random_images(config: Any, batch_size: int, device: torch.device) -> torch.Tensor:
-    """``(N, S, S, 3)`` uint8; the cost does not depend on the content."""
-    side = round(config.model.image_size * 8 / 7)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (batch_size, side, side, 3), dtype=torch.uint8, generator=generator).to(device)
 
 
 def measure_time(config: Any, batch_size: int, repeats: int, device: torch.device) -> dict[str, Any]:
@@ -111,38 +64,10 @@ def measure_time(config: Any, batch_size: int, repeats: int, device: torch.devic
     }
 
 
-def random_views(config: Any, batch_size: int, device: torch.device) -> torch.Tensor:
-    """``(2N, 3, P, P)``, in the views' layout."""
-    side = config.model.image_size
-    return torch.randn(2 * batch_size, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
-
-
-def peak_bytes(step: Callable[[], Any], device: torch.device) -> int:
-    """Bytes at the peak of two steps (the first creates the optimiser's state).
-
-    CUDA: the allocator's own count. CPU: the largest resident set of this process, which must be a fresh one, since
-    that number never falls; it includes the interpreter and PyTorch, as the memory that a site has to have does.
-    """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(2):
-        step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def peak_memory(method: str, config: Any, batch_size: int, device: torch.device) -> int:
     """:func:`peak_bytes` of a method's step."""
     student, x = make_student(method, config, device), random_views(config, batch_size, device)
     return peak_bytes(lambda: student.step(x, LAMBDA_T if method == "fedad" else 0.0), device)
-
-
-def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, from a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
 
 
 def measure(image_size: int, batch_size: int, repeats: int, device: torch.device) -> dict[str, Any]:
@@ -160,29 +85,18 @@ def measure(image_size: int, batch_size: int, repeats: int, device: torch.device
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image-size", type=int, nargs="+", default=[96, 224], help="sides of a view in pixels")
+    parser = step_parser(__doc__, image_sizes=[96, 224], repeats_on_cpu=7)
     parser.add_argument(
         "--batch-size", type=int, help="images in a step, two views of each (CPU: 32 at 96 px, 8 above)"
     )
-    parser.add_argument("--repeats", type=int, help="timed pairs of steps (CPU: 7, CUDA: 30)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: PyTorch's choice")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     arguments = parser.parse_args()
-
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    device = choose_device(arguments.device)
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{name}; torch {torch.__version__}")
+    device, repeats = start(arguments)
     header = f"{'px':>4} {'N':>4} {'views ms':>9} {'SimCLR ms':>10} {'FedAD ms':>9}"
     print(f"{header} {'time':>7} {'+views':>7} {'memory':>7}  teacher")
     rows = []
     for image_size in arguments.image_size:
-        batch_size = arguments.batch_size or (64 if on_gpu else 32 if image_size <= 96 else 8)
-        row = measure(image_size, batch_size, arguments.repeats or (30 if on_gpu else 7), device)
+        batch_size = arguments.batch_size or (64 if device.type == "cuda" else 32 if image_size <= 96 else 8)
+        row = measure(image_size, batch_size, repeats, device)
         rows.append(row)
         print(
             f"{image_size:>4} {batch_size:>4} {row['views_ms']:>9.1f} {row['simclr_ms']:>10.1f} "
@@ -191,10 +105,7 @@ def main() -> None:
             f"{row['teacher_dtype']}, student {'bf16 autocast' if row['student_amp'] else 'fp32'}",
             flush=True,
         )
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=2) + "\n"
-        )
+    write_json(arguments.json, device, rows)
 
 
 if __name__ == "__main__":

@@ -322,6 +322,9 @@ def _data(config: FedADConfig, data_sets: Mapping[str, DataSet]) -> list[Refusal
     if wanted not in data_sets:
         return [Refusal("catalogue", f"no data set {wanted!r} (there are: {', '.join(sorted(data_sets)) or 'none'})")]
     units, privacy = data_sets[wanted].units, config.privacy
+    public = privacy.public_data_set
+    if public is not None and public not in data_sets:
+        return [Refusal("catalogue", f"no data set {public!r}, which the job takes for public images")]
     if privacy.mode != "dp_sgd":
         return []
     if units is None:

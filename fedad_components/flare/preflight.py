@@ -188,16 +188,22 @@ def _custom_code(kit: Path) -> Finding:
 
 def _site(kit: Path) -> Iterator[Finding]:
     site = SitePaths.of_kit(kit)
-    try:
-        SitePolicy.load(site.policy)
-        yield Finding("site policy", True, "valid")
-    except SiteError as error:
-        yield Finding("site policy", False, str(error))
+    ids: list[str] | None = None
     try:
         ids = list(Catalogue.load(site.catalogue).data_sets)
         yield Finding("catalogue", bool(ids), ", ".join(ids) or f"no data set yet: add one to {site.catalogue}")
     except CatalogueError as error:
         yield Finding("catalogue", False, str(error))
+    try:
+        policy = SitePolicy.load(site.policy)
+    except SiteError as error:
+        yield Finding("site policy", False, str(error))
+        return
+    named = {*policy.data_sets, *policy.public_data_sets}
+    if unknown := sorted(named - set(ids)) if ids is not None else []:
+        yield Finding("site policy", False, f"it names data sets that the catalogue lacks: {', '.join(unknown)}")
+    else:
+        yield Finding("site policy", True, "valid")
 
 
 def _server(kit: Path, kind: Kind) -> Iterator[Finding]:

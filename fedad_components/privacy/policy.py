@@ -52,7 +52,7 @@ class PrivacyRules(BaseModel):
         default="none", description="dp_sgd: only jobs with that privacy.mode may train; none: any mode"
     )
     min_noise_multiplier: Annotated[Number, Field(ge=0.0)] = Field(
-        default=1.0, description="smallest privacy.noise_multiplier of a dp_sgd job"
+        default=1.0, description="smallest privacy.noise_multiplier of a dp_sgd or client_dp job"
     )
     max_epsilon: Positive | None = Field(
         default=10.0, description="budget of the data set over all jobs, for adding or removing one unit; null: none"
@@ -61,7 +61,7 @@ class PrivacyRules(BaseModel):
         default=None, description="budget of the data set over all jobs, for one record changed; null: none"
     )
     max_delta: Annotated[Positive, Field(lt=1.0)] = Field(
-        default=1e-5, description="largest privacy.delta of a dp_sgd job"
+        default=1e-5, description="largest privacy.delta of a dp_sgd or client_dp job"
     )
     min_patients: int = Field(default=0, ge=0, description="fewest patients that the data set must have")
 
@@ -79,7 +79,7 @@ def check_rules(config: FedADConfig, rules: PrivacyRules) -> None:
             f"this site requires privacy.mode {rules.required_mode!r} for data set {config.federation.data_set!r}, the "
             f"job has {privacy.mode!r}",
         )
-    if privacy.mode != "dp_sgd":
+    if privacy.mode not in ("dp_sgd", "client_dp"):
         return
     if privacy.noise_multiplier < rules.min_noise_multiplier:
         raise PolicyRefused(

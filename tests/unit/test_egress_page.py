@@ -35,6 +35,9 @@ PRIVATE = {
 }
 
 
+PUBLIC = {**PRIVATE, "privacy": {**PRIVATE["privacy"], "negatives": "public", "public_data_set": "scans"}}
+
+
 def exported(folder: Path, **sections: Any) -> Path:
     return export_job(FedADRecipe(FedADConfig.parse(sections)), folder)
 
@@ -113,6 +116,7 @@ def test_the_statement_of_the_mode_stands_on_the_page(tmp_path: Path, mode: str)
         ({"federation": {"data_set": "others"}}, {}, {}, "catalogue"),
         (PRIVATE, {}, {}, "catalogue"),
         (PRIVATE, {}, {"units": 8}, "catalogue"),
+        (PUBLIC, {"public_data_sets": ["scans"]}, {"units": 625}, "catalogue"),
     ],
 )
 def test_the_rule_that_refuses_is_named(

@@ -235,6 +235,9 @@ def test_preflight_finds_each_weakening(site: Path, kits: Path, tmp_path: Path) 
     finds("private key")
     (local / "fedad" / "policy.yaml").write_text("allow_head: true\n", encoding="utf-8")
     finds("site policy")
+    misspelt = "data_sets: {imagse: {required_mode: dp_sgd}}\n"  # the rule would apply to nothing
+    (local / "fedad" / "policy.yaml").write_text(misspelt, encoding="utf-8")
+    finds("site policy")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,16 @@ def job(**privacy: Any) -> FedADConfig:
     return FedADConfig.parse({"model": {"norm": "group"}, "privacy": {"mode": "dp_sgd", **privacy}})
 
 
+def hospital_job(**privacy: Any) -> FedADConfig:
+    return FedADConfig.parse(
+        {
+            "model": {"norm": "group"},
+            "privacy": {"mode": "client_dp", **privacy},
+            "federation": {"update": "difference"},
+        }
+    )
+
+
 def policy(tmp_path: Path, text: str) -> SitePolicy:
     path = tmp_path / "policy.yaml"
     path.write_text(text)
@@ -32,7 +42,9 @@ def policy(tmp_path: Path, text: str) -> SitePolicy:
         ("data_sets: {images: {required_mode: dp_sgd}}", FedADConfig.parse({}), Rule.REQUIRED_MODE),
         ("privacy: {min_noise_multiplier: 2.5}", job(noise_multiplier=2.4), Rule.MIN_NOISE_MULTIPLIER),
         ("", job(noise_multiplier=0.9), Rule.MIN_NOISE_MULTIPLIER),
+        ("", hospital_job(noise_multiplier=0.9), Rule.MIN_NOISE_MULTIPLIER),
         ("privacy: {max_delta: 1.0e-6}", job(delta=1e-5), Rule.MAX_DELTA),
+        ("privacy: {max_delta: 1.0e-6}", hospital_job(delta=1e-5), Rule.MAX_DELTA),
         ("", FedADConfig.parse({"loss": {"head": "aggregated"}}), Rule.ALLOW_AGGREGATED_HEAD),
         ("", job(negatives="public", public_data_set="scans"), Rule.PUBLIC_DATA_SETS),
         ("public_data_sets: [other]", job(negatives="public", public_data_set="scans"), Rule.PUBLIC_DATA_SETS),
