@@ -76,6 +76,7 @@ class Federation:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._registered_before: dict[str, int] = {}
         self._sessions: dict[str, Session] = {}
+        self._refused: Exception | None = None  # why the server last turned a session down
         self._signals: dict[int, Any] = {}
         self._submitted = 0
         self._project = _project(self.sites)
@@ -207,7 +208,9 @@ class Federation:
             if time.monotonic() > deadline:
                 late = sorted(missing)
                 logs = "\n".join(self._tail(node) for node in [SERVER, *late])
-                raise FederationError(f"not connected within {timeout:g} s: {', '.join(late)}\n{logs}")
+                raise FederationError(
+                    f"not connected within {timeout:g} s: {', '.join(late)}\n{logs}"
+                ) from self._refused
             time.sleep(POLL)
             # A killed site counts as connected until its heartbeat is missed: it must have registered since its start.
             missing = expected - self.connected()
@@ -222,7 +225,8 @@ class Federation:
             return set()
         try:
             status = self.session("lead").check_status("server")
-        except Exception:  # FLARE raises many kinds while a server comes up; wait_ready bounds the retries
+        except Exception as error:  # FLARE raises many kinds while a server comes up; wait_ready bounds the retries
+            self._refused = error
             self._close_sessions()
             return set()
         return {client["client_name"] for client in status.get("clients", [])}

@@ -13,6 +13,7 @@ import torch
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import encode_payload
@@ -32,6 +33,9 @@ from fedad_components.wire import REASON_HEADER
 PATIENT = "DOE^JANE 1954-03-02"
 META = {"round": 0, "config_digest": "0" * 64}
 AUX = "aux_communication"
+
+# As FLARE's processes do at their start. What encodes first without it, costs all later Shareables their content.
+flare_decomposers.register()
 
 
 class Engine:
