@@ -62,13 +62,13 @@ def extract_features(
     try:
         with torch.inference_mode():
             batches = (images[start : start + batch_size] for start in range(0, len(images), batch_size))
-            features = [extractor(_whole_view(batch, image_size, device)).float().cpu() for batch in batches]
+            features = [extractor(whole_view(batch, image_size, device)).float().cpu() for batch in batches]
     finally:
         extractor.to(home).train(was_training)
     return torch.cat(features).numpy()
 
 
-def _whole_view(images: npt.NDArray[np.uint8], image_size: int, device: torch.device) -> Tensor:
+def whole_view(images: npt.NDArray[np.uint8], image_size: int, device: torch.device) -> Tensor:
     """uint8 ``(N, S, S, 3)`` to normalised ``(N, 3, image_size, image_size)``, resized as the views' crops are."""
     x = torch.from_numpy(np.array(images)).to(device).permute(0, 3, 1, 2)
     return normalise(F.resize(x, [image_size, image_size], antialias=True).float() / 255)
