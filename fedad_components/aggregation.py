@@ -1,10 +1,29 @@
-"""The weighted mean of the sites' updates (FedAvg; McMahan et al. 2017, Algorithm 1). Imports no FLARE."""
+"""The mean of the sites' updates, weighted by n_k (FedAvg; McMahan et al. 2017, Algorithm 1) or by how they agree.
+
+Imports no FLARE.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from fedad_components.config import FedADConfig
+
+
+def make_mean(config: FedADConfig, theta: Mapping[str, torch.Tensor] | None = None) -> StreamingMean:
+    """The mean of a round under the configuration's method.
+
+    Args:
+        theta: theta^t where updates are whole weights; None where they are differences to it.
+    """
+    if config.method == "fedgala":
+        return AlignedMean(config.baselines.gala_iterations, theta)
+    return StreamingMean()
 
 
 class StreamingMean:
@@ -48,3 +67,47 @@ class StreamingMean:
     def result(self) -> dict[str, torch.Tensor]:
         """The mean as float32; ValueError as for :meth:`sum`."""
         return {name: (total / self.weight).to(torch.float32) for name, total in self.sum().items()}
+
+
+class AlignedMean(StreamingMean):
+    """FedGaLA's global alignment (Pourpanah et al. 2025): each tensor's weights follow how the sites' movements agree.
+
+    From the mean of the movements n_k/N (theta_k - theta), a few iterations of: a site's weight is (1 + cos) / 2 of its
+    movement and the present aggregate, over the sum of all. It needs all updates of a round at once: memory grows with
+    the number of sites.
+
+    Args:
+        iterations: of the alignment.
+        theta: where the sites started from; None if updates are differences already.
+    """
+
+    def __init__(self, iterations: int, theta: Mapping[str, torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self._iterations, self._theta = iterations, theta
+        self._updates: list[tuple[Mapping[str, torch.Tensor], int]] = []
+
+    def add(self, update: Mapping[str, torch.Tensor], weight: int) -> None:
+        super().add(update, weight)
+        self._updates.append((update, weight))
+
+    def result(self) -> dict[str, torch.Tensor]:
+        """The aligned mean as float32."""
+        shares = [weight / self.weight for _, weight in self._updates]
+        return {name: self._aligned(name, shares) for name in self.sum()}
+
+    def _aligned(self, name: str, shares: Sequence[float]) -> torch.Tensor:
+        updates = torch.stack([update[name].double() for update, _ in self._updates])
+        start = torch.zeros_like(updates[0]) if self._theta is None else self._theta[name].double()
+        movements = ((updates - start).flatten(1).T * torch.tensor(shares, dtype=torch.float64)).T
+        weights = aligned_weights(movements, self._iterations)
+        return torch.einsum("k,k...->...", weights, updates).to(torch.float32)
+
+
+def aligned_weights(movements: torch.Tensor, iterations: int) -> torch.Tensor:
+    """Weights ``(K,)``, of sum 1, of K movements ``(K, D)``."""
+    aggregate = movements.mean(dim=0)
+    for _ in range(iterations):
+        weights = (1 + F.cosine_similarity(movements, aggregate[None], dim=1)) / 2
+        weights = weights / weights.sum().clamp_min(1e-12)
+        aggregate = weights @ movements
+    return weights

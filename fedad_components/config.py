@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedad_components.methods import METHODS, MethodName
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -224,6 +227,20 @@ class PrivacyConfig(_Section):
         return self
 
 
+class BaselinesConfig(_Section):
+    """What the methods beside FedAD have for parameters of their own; each is read by one ``method``."""
+
+    prox_mu: NonNegative = Field(0.01, description="fedprox_ssl: mu of the proximal term")
+    moon_mu: NonNegative = Field(1.0, description="moon: weight of the model-contrastive loss")
+    moon_temperature: Positive = Field(0.5, description="moon: tau of the model-contrastive loss")
+    ema_tau: NonNegative = Field(0.7, description="fedema: tau of the autoscaler")
+    ema_decay: Probability = Field(0.99, description="fedema: momentum of the target network, for each step")
+    gala_threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = Field(
+        0.0, description="fedgala: cosine with the global movement below which a layer's gradient is dropped"
+    )
+    gala_iterations: int = Field(3, ge=1, le=100, description="fedgala: iterations of the server's alignment")
+
+
 class FederationConfig(_Section):
     """Who takes part, when, and what is on the wire."""
 
@@ -253,6 +270,9 @@ class FedADConfig(_Section):
     """The whole configuration of an experiment: what a job carries, and what sites and server compare by digest."""
 
     preset: Literal["paper"] = Field("paper", description="the form of the method that the defaults stand for")
+    method: MethodName = Field(
+        "fedad", description="FedAD, or a method to compare it with (docs/methods.md); it brings its own settings"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="every random stream of the experiment is derived from it")
     model: ModelConfig = Field(default_factory=ModelConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
@@ -260,12 +280,43 @@ class FedADConfig(_Section):
     views: ViewsConfig = Field(default_factory=ViewsConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+    baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
     federation: FederationConfig = Field(default_factory=FederationConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_of_the_method(cls, data: Any) -> Any:
+        """Fill in what the method brings along, where the job does not say it itself."""
+        card = METHODS.get(data.get("method", "fedad")) if isinstance(data, Mapping) else None
+        if card is None or not card.settings:
+            return data
+        given = {name: data.get(name, {}) for name in card.settings}
+        return {
+            **data,
+            **{
+                name: {**card.settings[name], **section} if isinstance(section, Mapping) else section
+                for name, section in given.items()
+            },
+        }
+
+    @model_validator(mode="after")
+    def _is_the_method(self) -> FedADConfig:
+        for section, values in METHODS[self.method].settings.items():
+            for name, value in values.items():
+                found = getattr(getattr(self, section), name)
+                if found != value:
+                    raise ValueError(
+                        f"{section}.{name} is {found!r}, and method {self.method!r} is what it is with {value!r}: "
+                        f"leave it out, or choose another method"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _private(self) -> FedADConfig:
         """What the proof of a mode rests on, as far as the configuration decides it (docs/privacy.md)."""
         wrong = []
+        if self.privacy.mode in ("dp_sgd", "client_dp") and self.method not in ("fedad", "fedavg_ssl"):
+            wrong.append(f"method {self.method!r} has no proof: use 'fedad' or 'fedavg_ssl'")
         if self.privacy.mode == "dp_sgd":
             if self.model.norm not in ("folded", "group"):
                 wrong.append(

@@ -82,11 +82,36 @@ def build_extractor(config: ModelConfig, seed: int = 0) -> ResNet:
     return extractor
 
 
-def build_head(seed: int, site: str) -> nn.Sequential:
-    """g(h; phi): ``(N, 512)`` to ``(N, 256)``, to be split by :func:`split`. Random weights from the site's stream."""
+class PredictedProjection(nn.Module):
+    """BYOL's projector and predictor (Grill et al. 2020): h ``(N, 512)`` to q and y side by side, ``(N, 256)``.
+
+    y ``(N, 128)`` is the projection, q ``(N, 128)`` the prediction of the other view's: they take the places of z_s and
+    z_d. There is no BatchNorm inside: nothing but trained weights of a head is on the wire.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projector = two_layers(FEATURES, LATENT)
+        self.predictor = two_layers(LATENT, LATENT)
+
+    def forward(self, h: Tensor) -> Tensor:
+        y = self.projector(h)
+        return torch.cat([self.predictor(y), y], dim=-1)
+
+
+def two_layers(inputs: int, outputs: int) -> nn.Sequential:
+    """Linear, ReLU, Linear, with 512 in between."""
+    return nn.Sequential(nn.Linear(inputs, FEATURES), nn.ReLU(inplace=True), nn.Linear(FEATURES, outputs))
+
+
+def build_head(seed: int, site: str, method: str = "fedad") -> nn.Module:
+    """g(h; phi): ``(N, 512)`` to ``(N, 256)``, to be split by :func:`split`. Random weights from the site's stream.
+
+    FedEMA's is a :class:`PredictedProjection`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "head", site))
-        return nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU(inplace=True), nn.Linear(FEATURES, 2 * LATENT))
+        return PredictedProjection() if method == "fedema" else two_layers(FEATURES, 2 * LATENT)
 
 
 def split(z: Tensor) -> tuple[Tensor, Tensor]:

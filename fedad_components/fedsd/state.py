@@ -117,7 +117,9 @@ def load_wire_state(
 
 def _meta_modules(config: FedADConfig) -> tuple[nn.Module, nn.Module | None]:
     with torch.device("meta"):
-        return build_extractor(config.model), build_head(0, PUBLIC) if config.loss.head == "aggregated" else None
+        return build_extractor(config.model), build_head(
+            0, PUBLIC, config.method
+        ) if config.loss.head == "aggregated" else None
 
 
 def wire_spec(config: FedADConfig) -> dict[str, tuple[int, ...]]:
@@ -141,7 +143,7 @@ def initial_state(config: FedADConfig, weights_dir: str | Path = ".") -> dict[st
     if weights is not None:
         exported = read_checked(weights, weights_dir)
         load_wire_state(from_torchvision(exported, config.model), extractor, norm=config.model.norm)
-    head = build_head(config.seed, PUBLIC) if config.loss.head == "aggregated" else None
+    head = build_head(config.seed, PUBLIC, config.method) if config.loss.head == "aggregated" else None
     return wire_state(extractor, head, config.model.norm)
 
 

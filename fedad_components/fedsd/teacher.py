@@ -48,20 +48,20 @@ def teacher_dtype(precision: Literal["auto", "fp32", "bf16"], device: torch.devi
 
 
 class Teacher:
-    """x ``(N, 3, H, W)`` to z_g = p(f(x; theta~)) ``(N, 128)``, float32, without gradient.
+    """x ``(N, 3, H, W)`` to z_g = p(f(x; theta~)) ``(N, 128)``, float32, without gradient; or to another head's output.
 
     BatchNorm is folded in float32 **before** the cast: scaling weights that were already rounded would round twice, and
     the statistics themselves do not survive bfloat16.
     """
 
     def __init__(
-        self, extractor: nn.Module, projection: nn.Linear, config: TrainingConfig, device: torch.device
+        self, extractor: nn.Module, projection: nn.Module, config: TrainingConfig, device: torch.device
     ) -> None:
         self.dtype = teacher_dtype(config.teacher_precision, device)
         frozen = copy.deepcopy(extractor).eval().requires_grad_(False)
         fold_batch_norm(frozen)
         self.extractor = frozen.to(device, self.dtype).to(memory_format=torch.channels_last)
-        self.projection = copy.deepcopy(projection).to(device)
+        self.projection = copy.deepcopy(projection).eval().requires_grad_(False).to(device)
 
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from fedad_components.fedsd.state import (
 from fedad_components.fedsd.style import style_statistics, style_targets
 from fedad_components.fedsd.teacher import Teacher, native_bf16
 from fedad_components.fedsd.views import Views
+from fedad_components.methods.local import LocalMethod, make_local_method
 
 if TYPE_CHECKING:
     from fedad_components.config import FedADConfig
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 SMALLEST_BATCH = 2
 """One image has no negatives in Eq. 2."""
 STATISTICS_PREFIX = "extractor."
+METHOD_PREFIX = "method."
 STATISTICS_BATCHES = 8
 """Batches from which a site that joins under ``norm: local`` measures its BatchNorm statistics."""
 
@@ -83,13 +85,20 @@ def choose_device(configured: str) -> torch.device:
 class Student:
     """A round's student and its optimiser: one call of :meth:`step` is one gradient step.
 
-    Parameters that need no gradient are not trained.
+    Parameters that need no gradient are not trained. ``method`` is what another method than FedAD does in a step.
     """
 
     def __init__(
-        self, extractor: nn.Module, head: nn.Module, teacher: Teacher | None, config: FedADConfig, device: torch.device
+        self,
+        extractor: nn.Module,
+        head: nn.Module,
+        teacher: Teacher | None,
+        config: FedADConfig,
+        device: torch.device,
+        method: LocalMethod | None = None,
     ) -> None:
         training = config.training
+        self.method = method
         self.extractor, self.head, self.teacher, self.config = extractor.train(), head.train(), teacher, config
         self.amp = training.amp == "auto" and device.type == "cuda" and native_bf16(device)
         self.parameters = [
@@ -116,6 +125,8 @@ class Student:
         # The teacher goes first: its activations are gone before the student's, which are kept for the gradient, exist.
         z_g = self.teacher(x).unflatten(0, (2, -1)) if self.teacher else None
         z_s, z_d = self.embed(x)
+        if self.method:
+            return self.method.loss(x, z_s, z_d), z_d
         return fedsd(z_s, z_d, z_g, lambda_t, self.config.loss, style, negatives), z_d
 
     def step(self, x: Tensor, lambda_t: float, style: Tensor | None = None) -> tuple[Loss, Tensor]:
@@ -123,7 +134,11 @@ class Student:
         loss, z_d = self.loss(x, lambda_t, style)
         self.optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
+        if self.method:
+            self.method.before_step()
         self.optimizer.step()
+        if self.method:
+            self.method.after_step()
         return Loss(*(term.detach() for term in loss)), z_d.detach()
 
 
@@ -168,7 +183,8 @@ class LocalTrainer:
         self.device = torch.device(device) if device is not None else choose_device(config.training.device)
         self.private_head = config.loss.head == "private"
         self.extractor = self._to_device(build_extractor(config.model, config.seed))
-        self.head = self._to_device(build_head(config.seed, site if self.private_head else PUBLIC))
+        self.head = self._to_device(build_head(config.seed, site if self.private_head else PUBLIC, config.method))
+        self.method = make_local_method(config)
         self.projection = build_projection(config.seed)
         self.views = Views(config.views, config.model.image_size)
         self.styles = self._style_targets() if config.loss.domain_target == "style" else None
@@ -203,21 +219,29 @@ class LocalTrainer:
 
         needs_teacher = lambda_t != 0
         teacher = Teacher(extractor, self.projection, config.training, self.device) if needs_teacher else None
-        student = Student(extractor, head, teacher, config, self.device)
+        if self.method:
+            self.method.begin_round(extractor, head)
+        student = Student(extractor, head, teacher, config, self.device, self.method)
         report = self._train(student, lambda_t, round_number, on_epoch)
+        if self.method:
+            self.method.end_round(extractor, head)
 
         self.extractor, self.head, self.has_statistics = extractor, head, True
         update = wire_state(extractor, shared_head, norm)
         return RoundResult(update, *report, seconds=time.perf_counter() - began)
 
     def site_state(self) -> dict[str, Tensor]:
-        """What is private and survives at the site: the head, and BatchNorm's statistics under ``norm: local``."""
+        """What is private and survives at the site: the head, BatchNorm's statistics under ``norm: local``, and
+        what the method keeps.
+        """
         state: dict[str, Tensor] = {}
         if self.private_head:
             state |= {HEAD_PREFIX + name: tensor for name, tensor in wire_state(self.head).items()}
         if self.config.model.norm == "local" and self.has_statistics:
             everything = wire_state(self.extractor)
             state |= {STATISTICS_PREFIX + name: everything[name] for name in everything if is_statistic(name)}
+        if self.method:
+            state |= {METHOD_PREFIX + name: tensor for name, tensor in self.method.kept.items()}
         return state
 
     @torch.no_grad()
@@ -234,9 +258,12 @@ class LocalTrainer:
         if has_statistics and self.config.model.norm == "local":
             buffers = self.extractor.named_buffers()
             own |= {STATISTICS_PREFIX + name: tensor for name, tensor in buffers if is_statistic(name)}
-        require_names(state, own, f"private state of site {self.site}")
+        kept = {name: state[name] for name in state if self.method and name.startswith(METHOD_PREFIX)}
+        require_names(state.keys() - kept.keys(), own, f"private state of site {self.site}")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        if self.method:
+            self.method.kept = {name.removeprefix(METHOD_PREFIX): tensor for name, tensor in kept.items()}
         self.has_statistics = self.has_statistics or has_statistics
 
     def _train(

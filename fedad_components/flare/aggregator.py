@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from nvflare.apis.dxo import DXO
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
 
-from fedad_components.aggregation import StreamingMean
+from fedad_components.aggregation import make_mean
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import wire_spec
 from fedad_components.flare.context import SENDER_PROP, data_kind, read_dxo
@@ -28,7 +29,7 @@ class RoundOfUpdates:
     number: int
     targets: Collection[str]
     config: FedADConfig
-    mean: StreamingMean = field(default_factory=StreamingMean)
+    theta: Mapping[str, torch.Tensor]
     accepted: dict[str, ResultMeta] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class RoundOfUpdates:
 
     def __post_init__(self) -> None:
         self.spec = wire_spec(self.config)
+        self.mean = make_mean(self.config, self.theta if self.config.federation.update == "full" else None)
 
 
 class FedADAggregator(Aggregator):
@@ -47,10 +49,12 @@ class FedADAggregator(Aggregator):
         self._lock = threading.Lock()  # a late update may come while the round is aggregated
         self.round: RoundOfUpdates | None = None
 
-    def open_round(self, number: int, targets: Collection[str], config: FedADConfig) -> None:
-        """Start collecting the updates of a round from these sites only."""
+    def open_round(
+        self, number: int, targets: Collection[str], config: FedADConfig, theta: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Start collecting the updates of a round from these sites only; they start from ``theta``."""
         with self._lock:
-            self.round = RoundOfUpdates(number, frozenset(targets), config)
+            self.round = RoundOfUpdates(number, frozenset(targets), config, theta)
 
     def refuse(self, site: str, reason: str, fl_ctx: FLContext) -> None:
         """Record and log that a site's update is not in the aggregate."""

@@ -170,8 +170,8 @@ class FedADController(ScatterAndGather):
             ledger_heads={site_key(experiment, site): head for site, head in self._ledger_heads.items()},
         ).model_dump()
         dxo.update_shareable(task.data)
-        self.aggregator.open_round(round_number, sites, self._config)
         self._theta_old = self._global_weights[ModelLearnableKey.WEIGHTS]
+        self.aggregator.open_round(round_number, sites, self._config, self._theta_old)
         self._current_num_targets = len(sites)
         self._round_started = time.monotonic()
         self._task = task

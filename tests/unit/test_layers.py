@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = "fedad_components"
 ROOT = Path(__file__).parents[2] / PACKAGE
-METHOD = (f"{PACKAGE}.fedsd", f"{PACKAGE}.atsa")
+METHOD = (f"{PACKAGE}.fedsd", f"{PACKAGE}.atsa", f"{PACKAGE}.methods")
 METHOD_MAY_USE = {"torch", "torchvision", "numpy", *sys.stdlib_module_names}
 FLARE_LAYER = (f"{PACKAGE}.flare", f"{PACKAGE}.demo.federation")
 

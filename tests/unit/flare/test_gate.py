@@ -38,7 +38,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> FedADAggregator:
     few = {name: shape for name, shape in wire_spec(CONFIG).items() if name in FEW}
     monkeypatch.setattr("fedad_components.flare.aggregator.wire_spec", lambda config: few)
     aggregator = FedADAggregator()
-    aggregator.open_round(2, ["a", "b", "c"], CONFIG)
+    aggregator.open_round(2, ["a", "b", "c"], CONFIG, THETA)
     return aggregator
 
 
@@ -102,7 +102,7 @@ def test_a_check_that_fails_itself_costs_one_site_only(gate: FedADAggregator) ->
 
 def test_every_expected_tensor_is_averaged_and_nothing_else() -> None:
     gate = FedADAggregator()
-    gate.open_round(2, ["a", "b"], CONFIG)
+    gate.open_round(2, ["a", "b"], CONFIG, THETA)
     assert not offer(gate, "b", update(1.0))
     assert offer(gate, "a", DXO(DataKind.WEIGHTS, initial_state(CONFIG), meta()).to_shareable())
     assert {name: tuple(tensor.shape) for name, tensor in mean(gate).items()} == wire_spec(CONFIG)
