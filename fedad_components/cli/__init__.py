@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fedad_components import __version__
-from fedad_components.cli import config, data, demo, egress, job, privacy, provision
+from fedad_components.cli import config, data, datasets, demo, egress, job, privacy, provision
 
 app = typer.Typer(
     name="fedad",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command(name="demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(data.app, name="data")
+app.add_typer(datasets.app, name="dataset")
 app.add_typer(job.app, name="job")
 app.add_typer(egress.app, name="egress")
 app.add_typer(config.app, name="config")
