@@ -178,7 +178,9 @@ def resampled_scores(
     n_true, n_called = confusion.sum(axis=2), confusion.sum(axis=1)
     occurs = (n_true + n_called > 0).sum(axis=1)
     recalls = hits / np.maximum(n_true, 1)
-    areas = [_weighted_auc(weights, positive, column) for positive, column in zip(one_hot.T, probability.T, strict=True)]
+    areas = [
+        _weighted_auc(weights, positive, column) for positive, column in zip(one_hot.T, probability.T, strict=True)
+    ]
     return np.stack(
         [
             (2 * hits / np.maximum(n_true + n_called, 1)).sum(axis=1) / occurs,
