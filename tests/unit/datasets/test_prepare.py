@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -165,9 +166,6 @@ def test_tables_with_tabs_are_read(download: Path, tmp_path: Path) -> None:
     (download / "HAM10000_metadata").unlink()
     table(download / "HAM10000_metadata.tab", rows[0], [row.values() for row in rows], delimiter="\t")
     assert prepare(tiny("ham10000"), download, tmp_path / "out").images == 10
-
-
-# --- downloads that are not as published -------------------------------------------------------------------------
 
 
 def test_the_real_counts_are_expected(download: Path, tmp_path: Path) -> None:
@@ -358,12 +356,9 @@ def test_patches_still_packed_or_cut(tmp_path: Path) -> None:
 
 def test_patches_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     LAYOUTS["patchcamelyon"](tmp_path / "download")
-    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(PrepareError, match=r"pip install 'fedad\[datasets\]'"):
         prepare(tiny("patchcamelyon"), tmp_path / "download", tmp_path / "out")
-
-
-# --- the split ---------------------------------------------------------------------------------------------------
 
 
 def test_the_split_does_not_depend_on_order() -> None:
