@@ -27,14 +27,12 @@ import torch
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from fedad_components.aggregation import StreamingMean  # noqa: E402
-from fedad_components.atsa import ATSA, instability  # noqa: E402
 from fedad_components.config import FedADConfig  # noqa: E402
 from fedad_components.demo.data import Labelled, prepare_embedded, prepare_wbc  # noqa: E402
 from fedad_components.evaluation.features import extract_features, read_images  # noqa: E402
 from fedad_components.evaluation.probe import linear_probe  # noqa: E402
 from fedad_components.fedsd.model import build_extractor  # noqa: E402
-from fedad_components.fedsd.state import initial_state, load_wire_state, trainable_names  # noqa: E402
+from fedad_components.fedsd.state import initial_state, load_wire_state  # noqa: E402
 from fedad_components.imaging.cache import cache_side  # noqa: E402
 from fedad_components.imaging.catalogue import DataSet  # noqa: E402
 from fedad_components.imaging.ingest import ingest  # noqa: E402
@@ -42,6 +40,7 @@ from fedad_components.privacy.accountant import noise_multiplier_for  # noqa: E4
 from fedad_components.privacy.plan import sample_rate, steps_per_epoch  # noqa: E402
 from fedad_components.privacy.trainer import PrivateTrainer, make_trainer  # noqa: E402
 from fedad_components.privacy.units import assign_units  # noqa: E402
+from fedad_components.simulation import Simulation  # noqa: E402
 
 UNITS, UNIT_SIZE, UNITS_PER_STEP = 24, 8, 8
 IMAGE_SIZE = 96
@@ -92,15 +91,10 @@ def federate(
         trainer = make_trainer(config, images, site, units=units, declared_units=UNITS)
         assert isinstance(trainer, PrivateTrainer)
         trainers[site] = trainer
-    schedule, trainable = ATSA(config.atsa), trainable_names(config)
-    for number in range(config.federation.rounds):
-        mean = StreamingMean()
-        for trainer in trainers.values():
-            mean.add(trainer.train_round(theta, schedule.lambda_t, number).update, 1)
-        new = mean.result()
-        schedule.update(instability(new, theta, trainable))
-        theta = new
-    return theta
+    simulation = Simulation(config, trainers, theta)
+    for _ in range(config.federation.rounds):
+        simulation.run_round()
+    return simulation.theta
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import Task
 from nvflare.apis.dxo import from_shareable
@@ -22,11 +21,11 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedad_components.atsa import ATSA, instability
 from fedad_components.config import FedADConfig
-from fedad_components.fedsd.seeds import stream_seed
 from fedad_components.fedsd.state import trainable_names
 from fedad_components.flare.aggregator import FedADAggregator
 from fedad_components.flare.context import SENDER_PROP, known_code, register_tensors, set_configuration
 from fedad_components.flare.persistor import ATSA_STATE, NEXT_ROUND, RECORD, RECORDS
+from fedad_components.participation import draw_sites
 from fedad_components.privacy.accountant import Charge, epsilon_unit
 from fedad_components.privacy.claim import PrivacyClaim
 from fedad_components.privacy.client_dp import ClientDPRefused, check_size
@@ -36,18 +35,6 @@ from fedad_components.wire import REASON_HEADER, RULE_HEADER, ResultMeta, TaskMe
 TRAIN_TASK = "train"
 STATS_GROUP = "fedad"
 """Group under which ``show_stats server`` reports an experiment's progress."""
-
-
-def draw_sites(sites: list[str], count: int, seed: int, round_number: int) -> list[str]:
-    """M of K sites, uniformly without replacement (Algorithm 1, line 4); all of them if ``count`` is 0 or larger.
-
-    The draw depends on seed, round and the sites present alone: a server that restarts draws the same again.
-    """
-    sites = sorted(sites)
-    if count == 0 or count >= len(sites):
-        return sites
-    generator = np.random.default_rng(stream_seed(seed, "sites", round_number=round_number))
-    return sorted(generator.choice(sites, size=count, replace=False).tolist())
 
 
 def _reported(name: str, accepted: Mapping[str, ResultMeta]) -> dict[str, Any]:

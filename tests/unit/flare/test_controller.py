@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import chisquare
 
 from fedad_components.config import ConfigError
-from fedad_components.flare.controller import FedADController, draw_sites
+from fedad_components.flare.controller import FedADController
+from fedad_components.participation import draw_sites
 
 SITES = ["a", "b", "c", "d", "e", "f"]
 
