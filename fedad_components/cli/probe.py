@@ -27,6 +27,8 @@ EPILOG = (
 METRICS = {"f1": "macro F1", "balanced_accuracy": "balanced\naccuracy", "accuracy": "accuracy", "auc": "AUC"}
 """Scores of the table, and their heads; the others are in the JSON"""
 
+INSIDE = {"f1": "macro F1", "balanced_accuracy": "balanced accuracy"}
+
 
 class Choice(str, Enum):
     """Names of the protocols, without importing torch."""
@@ -123,22 +125,28 @@ def _print(evaluation: Evaluation) -> None:
     console = Console(highlight=False, markup=False)
     trained = ", ".join(f"{name} ({count})" for name, count in evaluation.sources.items()) or "none"
     table = Table(
-        "protocol",
-        *(Column(name, justify="right", no_wrap=True) for name in (*METRICS.values(), "images\ntrain → test")),
+        Column("protocol", no_wrap=True),
+        *(Column(name, justify="right", no_wrap=True) for name in (*METRICS.values(), "images\ntrain→test")),
         title=f"Tested on {evaluation.target} ({evaluation.n_target}); labels for training from: {trained}",
         title_justify="left",
         box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     for result in evaluation.results:
         name = result.name + (" *" if result.transductive else "")
         figures = (_figure(result, metric) for metric in METRICS)
-        table.add_row(name, *figures, f"{result.n_train} → {result.n_test}")
+        table.add_row(name, *figures, f"{result.n_train}→{result.n_test}")
     console.print(table)
     console.print(
         "Below a score: its 95 % bootstrap interval, or ± its standard deviation over draws.\n"
         "* transductive: used the unlabelled test images as a whole before the test.",
         soft_wrap=True,
     )
+    for result in evaluation.results:
+        if result.name == "source" and result.folds:
+            inside = ", ".join(f"{name} {getattr(result.folds.mean, metric):.3f}" for metric, name in INSIDE.items())
+            console.print(f"Cross-validation inside the training data sets: {inside}", soft_wrap=True)
     described = next((result for result in evaluation.results if result.detail), None)
     if described and (detail := described.detail):
         confusion = Table(
