@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,11 @@ def records_of(federation: Federation, experiment: str) -> list[RoundRecord]:
 def checkpoint_of(federation: Federation, experiment: str) -> Path:
     """The server's checkpoint of an experiment."""
     return federation.site_paths(SERVER).experiment(experiment) / checkpoint.FILE_NAME
+
+
+def heed_interrupts() -> None:
+    """In a new process: where tests run in the background of a script, SIGINT is ignored, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def until(condition: Callable[[], Any], timeout: float, what: str) -> Any:

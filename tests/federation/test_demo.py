@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import heed_interrupts
 from torchvision.models import resnet18
 
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
@@ -119,8 +120,7 @@ def test_a_stopped_demo_leaves_no_process(tmp_path: Path, number: int) -> None:
             stdout=console,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # Where these tests run in the background of a script, SIGINT is ignored, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=heed_interrupts,
         )
     try:
         deadline = time.monotonic() + 150

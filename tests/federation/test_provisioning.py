@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from nvflare.fuel.flare_api.api_spec import NoConnection
+from support import heed_interrupts
 
 from fedad_components.demo.federation import Federation
 from fedad_components.flare.preflight import check
@@ -155,7 +156,11 @@ with Federation(sys.argv[1], ["site-1"]) as federation:
 def test_nothing_is_left_when_the_driver_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     driver = subprocess.Popen(
-        [sys.executable, "-c", _DRIVER, str(tmp_path / "work")], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", _DRIVER, str(tmp_path / "work")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=heed_interrupts,
     )
     try:
         assert driver.stdout is not None
