@@ -8,7 +8,19 @@ import typer
 from rich.console import Console
 
 from fedad_components import __version__
-from fedad_components.cli import config, data, datasets, demo, diagnose, egress, job, privacy, probe, provision
+from fedad_components.cli import (
+    benchmark,
+    config,
+    data,
+    datasets,
+    demo,
+    diagnose,
+    egress,
+    job,
+    privacy,
+    probe,
+    provision,
+)
 
 app = typer.Typer(
     name="fedad",
@@ -20,6 +32,7 @@ app = typer.Typer(
 app.command(name="demo", epilog=demo.EPILOG)(demo.demo)
 app.command(name="probe", epilog=probe.EPILOG)(probe.probe)
 app.command(name="diagnose", epilog=diagnose.EPILOG)(diagnose.diagnose)
+app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(data.app, name="data")
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(job.app, name="job")

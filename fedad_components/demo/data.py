@@ -113,7 +113,7 @@ def prepare_wbc(data_dir: str | Path, out_dir: str | Path, seed: int = 0) -> Dem
         DemoDataError: if the folder, ``benchmark.csv``, a column, a value or an image is missing.
     """
     data_dir, out_dir = Path(data_dir).resolve(), Path(out_dir)
-    rows = _read_benchmark(data_dir / "benchmark.csv")
+    rows = read_benchmark(data_dir / "benchmark.csv")
     missing = sum(not (data_dir / row["file"]).is_file() for row in rows)
     if missing:
         raise DemoDataError(f"{data_dir}: {missing} of the {len(rows)} images that benchmark.csv lists are missing")
@@ -156,7 +156,8 @@ def _select(paths: Sequence[Path], labels: Sequence[str], indices: npt.NDArray) 
     return Labelled(tuple(paths[index] for index in indices), tuple(labels[index] for index in indices))
 
 
-def _read_benchmark(path: Path) -> list[dict[str, str]]:
+def read_benchmark(path: Path) -> list[dict[str, str]]:
+    """Rows of the benchmark's table; DemoDataError if it is missing, lacks a column or has a wrong value."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

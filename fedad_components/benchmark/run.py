@@ -1,0 +1,224 @@
+"""One run of the benchmark: a variant, a seed, an unseen laboratory. Imports no FLARE.
+
+A run keeps everything in its own folder, and goes on where it stopped: a finished extractor is not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from fedad_components import __version__
+from fedad_components.benchmark.results import FILE_NAME as RESULTS
+from fedad_components.benchmark.results import Facts, Results, ResultsError, Row
+from fedad_components.benchmark.variants import PRESETS, VARIANTS, Variant, configuration
+from fedad_components.benchmark.wbc import Laboratories, load
+from fedad_components.config import FedADConfig
+from fedad_components.evaluation.finetune import FineTuning, fine_tune
+from fedad_components.evaluation.protocols import Protocol, evaluate
+from fedad_components.evaluation.results import Evaluation
+from fedad_components.fedsd.model import build_extractor
+from fedad_components.fedsd.state import initial_state, load_extractor, save_extractor, wire_state
+from fedad_components.fedsd.trainer import LocalTrainer, choose_device
+from fedad_components.files import write_atomic
+from fedad_components.records import FILE_NAME, append_record
+from fedad_components.simulation import Simulation
+
+CONFIG, EXTRACTOR, TRAINED, EVALUATION = "config.json", "extractor.safetensors", "trained.json", "evaluation.json"
+
+
+class Trained(BaseModel):
+    """What training cost and where its loss ended."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int
+    images: int
+    seconds: float
+    bytes: int
+    nt_xent: float | None = None
+    nt_xent_chance: float | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Which run, and where."""
+
+    variant: str
+    seed: int
+    target: str
+    preset: str
+    data_dir: Path
+    out: Path
+    device: str = "auto"
+
+    @property
+    def folder(self) -> Path:
+        """``<out>/runs/<variant>/<target>/<seed>``."""
+        return self.out / "runs" / self.variant / self.target / str(self.seed)
+
+    @property
+    def rounds(self) -> Path:
+        """One line for each finished round: how far it is."""
+        return self.folder / FILE_NAME
+
+    def finished_rounds(self, since: float) -> int:
+        """Rounds that are trained, if the run was worked on after the time ``since`` (Unix seconds)."""
+        try:
+            return self.rounds.read_bytes().count(b"\n") if self.rounds.stat().st_mtime >= since else 0
+        except FileNotFoundError:
+            return 0
+
+
+def use_cores(workers: int) -> None:
+    """In a worker's process: its share of the CPU's cores."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
+
+def open_results(out: Path, preset: str, command: str) -> Results:
+    """``results.json`` of the folder, which is made if there is none.
+
+    Raises:
+        ResultsError: if it is of another preset, or cannot be read.
+    """
+    path = out / RESULTS
+    if path.exists():
+        results = Results.load(path)
+        if results.facts.preset != preset:
+            raise ResultsError(
+                f"{path}: of preset {results.facts.preset!r}, not {preset!r}: rows of both cannot be compared; choose "
+                f"another --out"
+            )
+        return results
+    out.mkdir(parents=True, exist_ok=True)
+    versions = {"fedad": __version__, "torch": torch.__version__}
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    results = Results(facts=Facts(preset=preset, command=command, versions=versions, date=date))
+    results.write(path)
+    return results
+
+
+def execute(run: Run) -> list[Row]:
+    """Train, unless that is done, and evaluate; the run's rows.
+
+    Raises:
+        DemoDataError: if the images are not there.
+        TrainingError, ProbeError: from training and evaluation.
+    """
+    variant, preset = VARIANTS[run.variant], PRESETS[run.preset]
+    laboratories = load(run.data_dir, run.target, preset.image_size, run.out / "cache")
+    run.folder.mkdir(parents=True, exist_ok=True)
+    config = configuration(variant, preset, run.seed, len(laboratories.sources))
+    if not (run.folder / TRAINED).exists():
+        _train(run, variant, config, laboratories)
+    trained = Trained.model_validate_json((run.folder / TRAINED).read_text(encoding="utf-8"))
+    extractor = load_extractor(run.folder / EXTRACTOR).to(choose_device(run.device))
+    evaluation = evaluate(
+        extractor,
+        laboratories.sources,
+        laboratories.target,
+        preset.image_size,
+        [Protocol(name) for name in preset.protocols],
+        seed=run.seed,
+    )
+    write_atomic(run.folder / EVALUATION, evaluation.model_dump_json(indent=1).encode("utf-8"))
+    return _rows(run, trained, evaluation)
+
+
+def _train(run: Run, variant: Variant, config: FedADConfig, laboratories: Laboratories) -> None:
+    began = time.monotonic()
+    run.rounds.unlink(missing_ok=True)  # of an attempt that was interrupted
+    write_atomic(run.folder / CONFIG, json.dumps(config.to_json(), indent=1).encode("utf-8"))
+    if variant.training == "none":
+        theta, cost = initial_state(config), {"steps": 0, "images": 0, "bytes": 0}
+    elif variant.training == "supervised":
+        theta, cost = _supervised(run, config, laboratories)
+    else:
+        theta, cost = _federated(run, variant, config, laboratories)
+    save_extractor(run.folder / EXTRACTOR, theta, config)
+    trained = Trained(seconds=time.monotonic() - began, **cost)
+    write_atomic(run.folder / TRAINED, trained.model_dump_json().encode("utf-8"))
+
+
+def _federated(
+    run: Run, variant: Variant, config: FedADConfig, laboratories: Laboratories
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    sites: Mapping[str, np.ndarray] = {source.name: source.images for source in laboratories.sources}
+    if variant.training == "pooled":
+        sites = {"pooled": laboratories.pooled}
+    device = choose_device(run.device)
+    simulation = Simulation(
+        config, {site: LocalTrainer(config, images, site, device) for site, images in sites.items()}
+    )
+    for _ in range(config.federation.rounds):
+        append_record(run.rounds, simulation.run_round())
+    records, training = simulation.records, config.training
+    steps = sum(
+        math.ceil(count / training.batch_size) * training.epochs
+        for record in records
+        for count in record.n_samples.values()
+    )
+    last = [losses.contrastive for losses in records[-1].losses.values() if losses.contrastive is not None]
+    return simulation.theta, {
+        "steps": steps,
+        "images": sum(len(trainer.chosen) for trainer in simulation.trainers.values()),
+        "bytes": sum(sum(record.bytes.values()) for record in records) if variant.training == "federated" else 0,
+        "nt_xent": None if config.method == "fedema" or not last else float(np.mean(last)),
+        "nt_xent_chance": math.log(2 * training.batch_size - 1),
+    }
+
+
+def _supervised(
+    run: Run, config: FedADConfig, laboratories: Laboratories
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The pooled labels' cross-entropy, for as many passes over the images as the others have."""
+    training = config.training
+    settings = FineTuning(
+        epochs=config.federation.rounds * training.epochs,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+    )
+    chosen = [_subset(len(source.labels), config) for source in laboratories.sources]
+    images = np.concatenate([source.images[rows] for source, rows in zip(laboratories.sources, chosen, strict=True)])
+    labels = [source.labels[row] for source, rows in zip(laboratories.sources, chosen, strict=True) for row in rows]
+    extractor = build_extractor(config.model, config.seed).to(choose_device(run.device))
+    model = fine_tune(extractor, images, labels, sorted(set(labels)), config.model.image_size, config.seed, settings)
+    assert isinstance(model, torch.nn.Sequential)
+    steps = settings.epochs * max(1, round(len(images) / settings.batch_size))
+    return wire_state(model[0], norm=config.model.norm), {
+        "steps": steps,
+        "images": len(images),
+        "bytes": 0,
+    }
+
+
+def _subset(count: int, config: FedADConfig) -> np.ndarray:
+    limit = config.training.max_images or count
+    return np.sort(np.random.default_rng(config.seed).permutation(count)[:limit])
+
+
+def _rows(run: Run, trained: Trained, evaluation: Evaluation) -> list[Row]:
+    return [
+        Row(
+            method=run.variant,
+            seed=run.seed,
+            target=run.target,
+            protocol=result.name,
+            transductive=result.transductive,
+            metrics={name: value for name, value in result.scores.model_dump().items() if value is not None},
+            **trained.model_dump(),
+        )
+        for result in evaluation.results
+    ]

@@ -1,0 +1,103 @@
+"""The rows of the benchmark: methods, ablations and references, each a choice of settings. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fedad_components.config import FedADConfig
+from fedad_components.methods import METHODS
+
+STAIN_JITTER = 0.4
+JITTERED = "+stain_jitter"
+"""Ending of a variant's name: the same with ``views.stain_jitter``."""
+
+_NO_TEACHER = {"schedule": "fixed", "lambda_fixed": 0.0}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row.
+
+    Attributes:
+        name: as on the command line and in the results.
+        title: for people.
+        settings: sections of the configuration that make it.
+        training: federated; pooled, one site that holds all images (what the data-protection officer forbids);
+            supervised, the same with labels; none, the random initialisation.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    training: Literal["federated", "pooled", "supervised", "none"] = "federated"
+
+
+_PLAIN = (
+    Variant("random", "random initialisation", training="none"),
+    Variant("fedad", "FedAD"),
+    Variant("no_orthogonality", "FedAD without orthogonality", {"loss": {"gamma": 0.0}}),
+    Variant("no_atsa", "FedAD without ATSA", {"atsa": {"schedule": "fixed", "lambda_fixed": 0.5}}),
+    Variant("private_head", "private head only", {"loss": {"gamma": 0.0}, "atsa": _NO_TEACHER}),
+    *(Variant(name, card.title, {"method": name}) for name, card in METHODS.items() if name != "fedad"),
+    Variant("centralized_simclr", "SimCLR, pooled", {"method": "fedavg_ssl"}, "pooled"),
+    Variant("centralized_supervised", "supervised, pooled", training="supervised"),
+)
+_UNCHANGED = ("random", "centralized_supervised")
+"""No views are drawn for them, so that there is nothing to jitter."""
+
+VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in _PLAIN} | {
+    variant.name + JITTERED: Variant(
+        variant.name + JITTERED,
+        f"{variant.title} + stain jitter",
+        {**variant.settings, "views": {"stain_jitter": STAIN_JITTER}},
+        variant.training,
+    )
+    for variant in _PLAIN
+    if variant.name not in _UNCHANGED
+}
+
+ALWAYS = ("random", "private_head", "private_head" + JITTERED, "centralized_supervised")
+"""Rows without which no table is honest: they are run whatever is asked for."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much is trained."""
+
+    image_size: int
+    batch_size: int
+    rounds: int
+    epochs: int
+    max_images: int
+    """Of each laboratory; 0: all."""
+    protocols: tuple[str, ...] = ("source", "target", "few-shot", "knn")
+
+
+PRESETS: Mapping[str, Preset] = {
+    "quick": Preset(image_size=96, batch_size=32, rounds=5, epochs=2, max_images=96),
+    "full": Preset(image_size=96, batch_size=64, rounds=27, epochs=3, max_images=0),
+}
+
+
+def configuration(variant: Variant, preset: Preset, seed: int, sites: int) -> FedADConfig:
+    """The configuration of one run over ``sites`` laboratories."""
+    base: dict[str, Any] = {
+        "seed": seed,
+        "model": {"image_size": preset.image_size},
+        "training": {
+            "batch_size": preset.batch_size,
+            "epochs": preset.epochs,
+            "max_images": preset.max_images * (sites if variant.training == "pooled" else 1),
+        },
+        "federation": {"rounds": preset.rounds, "min_sites": 1 if variant.training == "pooled" else sites},
+    }
+    return FedADConfig.parse(_merged(base, variant.settings))
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in changes.items():
+        merged[name] = {**base.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return merged

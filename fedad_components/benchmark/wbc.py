@@ -1,0 +1,77 @@
+"""The five-laboratory benchmark of white blood cells: who trains, who is unseen. Imports no FLARE."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedad_components.demo.data import DemoDataError, read_benchmark
+from fedad_components.evaluation.images import LabelledImages
+from fedad_components.imaging.cache import cache_side
+from fedad_components.imaging.catalogue import DataSet
+from fedad_components.imaging.ingest import ingest
+
+TARGETS = ("chulalongkorn", "barcelona_pbc", "bccd")
+FEWEST = 20
+"""Images of a class below which the target's folds and ten labels a class make no sense: the class is left out."""
+
+
+@dataclass(frozen=True)
+class Laboratories:
+    """What one target's runs need.
+
+    Attributes:
+        sources: the laboratories that train, with labels for the probe alone.
+        target: the unseen one.
+        left_out: class -> images of it, classes of the target with too few.
+    """
+
+    sources: tuple[LabelledImages, ...]
+    target: LabelledImages
+    left_out: dict[str, int]
+
+    @property
+    def pooled(self) -> np.ndarray:
+        """All training images, uint8 ``(n, S, S, 3)``."""
+        return np.concatenate([source.images for source in self.sources])
+
+
+def load(data_dir: str | Path, target: str, image_size: int, cache_dir: str | Path) -> Laboratories:
+    """Read all laboratories, as a hospital's images are read.
+
+    A laboratory that trains gives the images that ``benchmark.csv`` marks for training, or all of them where that file
+    has it as the target; the unseen one gives all its images.
+
+    Raises:
+        DemoDataError: if the folder, ``benchmark.csv`` or an image is missing, or there is no such target.
+    """
+    data_dir, cache_dir = Path(data_dir).resolve(), Path(cache_dir)
+    rows = read_benchmark(data_dir / "benchmark.csv")
+    sites = sorted({row["site"] for row in rows})
+    if target not in sites:
+        raise DemoDataError(f"target {target!r}: no such laboratory; expected one of {', '.join(sites)}")
+
+    def images(site: str, chosen: Sequence[dict[str, str]]) -> LabelledImages:
+        entry = DataSet(id=site, folder=data_dir, files=tuple(row["file"] for row in chosen))
+        cached = ingest(entry, cache_dir / "train" if site != target else cache_dir / "unseen", cache_side(image_size))
+        by_file = {row["file"]: row for row in chosen}
+        found = [by_file[file] for file in cached.files]
+        groups = [row["group"] or None for row in found]
+        return LabelledImages(site, cached.images, [row["label"] for row in found], groups if any(groups) else None)
+
+    of_target = [row for row in rows if row["site"] == target]
+    counts = Counter(row["label"] for row in of_target)
+    left_out = {label: count for label, count in sorted(counts.items()) if count < FEWEST}
+    return Laboratories(
+        tuple(
+            images(site, [row for row in rows if row["site"] == site and row["split"] != "test"])
+            for site in sites
+            if site != target
+        ),
+        images(target, [row for row in of_target if row["label"] not in left_out]),
+        left_out,
+    )

@@ -1,0 +1,142 @@
+"""`fedad benchmark`: methods side by side on images of a laboratory that none of them has seen."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from fedad_components.cli.messages import complain
+
+if TYPE_CHECKING:
+    from fedad_components.benchmark.run import Run
+
+app = typer.Typer(no_args_is_help=True, help="Methods side by side on images of an unseen laboratory.")
+
+EPILOG = (
+    "Examples:  fedad benchmark wbc --data wbc --methods fedad,moon --out bench  |  fedad benchmark wbc --data wbc "
+    "--methods all --seeds 0,1,2 --preset full --workers 2 --out bench\n\n"
+    "The same command again goes on where it stopped. Exit codes: 0 done; 1 the images or the results cannot be used, "
+    "or a run failed; 130 interrupted."
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `wbc` a command of its own while it is the only one."""
+
+
+@app.command(epilog=EPILOG)
+def wbc(
+    data: Annotated[Path, typer.Option(metavar="DIR", help="The benchmark's folder, with benchmark.csv and images/.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs, results.json and tables are written.")],
+    methods: Annotated[
+        str, typer.Option(help="Names with commas, or 'all'; `fedad benchmark methods` lists them.")
+    ] = "fedad,fedavg_ssl,fedavg_ssl+stain_jitter",
+    seeds: Annotated[str, typer.Option(help="Numbers with commas.")] = "0",
+    target: Annotated[str, typer.Option(help="The unseen laboratory.")] = "chulalongkorn",
+    preset: Annotated[Literal["quick", "full"], typer.Option(help="How much is trained.")] = "quick",
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the CPU's cores.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+) -> None:
+    """White blood cells from five laboratories: four train, one is unseen.
+
+    The rows without which no table is honest are always run: random initialisation, the private head alone with and
+    without stain jitter, and the pooled supervised reference.
+    """
+    from fedad_components.benchmark.results import ResultsError
+    from fedad_components.benchmark.run import Run
+    from fedad_components.benchmark.variants import ALWAYS, VARIANTS
+    from fedad_components.demo.data import DemoDataError
+
+    console = Console()
+    names = list(VARIANTS) if methods == "all" else [*dict.fromkeys([*_listed(methods), *ALWAYS])]
+    if unknown := [name for name in names if name not in VARIANTS]:
+        complain(f"method {unknown[0]!r}: expected one of {', '.join(VARIANTS)}")
+        raise typer.Exit(1)
+    try:
+        numbers = [int(seed) for seed in _listed(seeds)]
+    except ValueError:
+        complain(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2")
+        raise typer.Exit(1) from None
+    runs = [Run(name, seed, target, preset, data, out, device) for seed in numbers for name in names]
+    try:
+        failed = _run_all(runs, out, preset, workers, console)
+    except (DemoDataError, ResultsError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(1) from None
+    if failed:
+        complain(f"{failed} of {len(runs)} runs failed; the same command tries them again")
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  fedad benchmark methods")
+def methods() -> None:
+    """The rows that a benchmark can have."""
+    from rich.table import Table
+
+    from fedad_components.benchmark.variants import ALWAYS, VARIANTS
+
+    table = Table("name", "what it is", "always run", box=None)
+    for variant in VARIANTS.values():
+        table.add_row(variant.name, variant.title, "yes" if variant.name in ALWAYS else "")
+    Console().print(table)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _run_all(runs: Sequence[Run], out: Path, preset: str, workers: int, console: Console) -> int:
+    """Run what results.json lacks; how many failed."""
+    from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+    from multiprocessing import get_context
+
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    from fedad_components.benchmark.results import FILE_NAME, append_row
+    from fedad_components.benchmark.run import execute, open_results, use_cores
+    from fedad_components.benchmark.variants import PRESETS
+
+    results = open_results(out, preset, " ".join(["fedad", *sys.argv[1:]]))
+    there = {(row.method, row.seed, row.target) for row in results.rows}
+    waiting = [run for run in runs if (run.variant, run.seed, run.target) not in there]
+    console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them done before", highlight=False)
+    rounds = PRESETS[preset].rounds
+    failed = 0
+    columns = ("{task.description}", BarColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
+    with (
+        Progress(*columns, console=console) as progress,
+        ProcessPoolExecutor(workers, get_context("spawn"), use_cores, (workers,)) as pool,
+    ):
+        task = progress.add_task("rounds", total=rounds * len(waiting))
+        futures = {pool.submit(execute, run): run for run in waiting}
+        pending, began = set(futures), time.time()
+        while pending:
+            done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+            for future in done:
+                run = futures[future]
+                if error := future.exception():
+                    failed += 1
+                    progress.print(
+                        f"[red]{run.variant}, seed {run.seed}: {type(error).__name__}[/]: {error}", markup=True
+                    )
+                    continue
+                rows = future.result()
+                for row in rows:
+                    append_row(out / FILE_NAME, row)
+                score = next((row for row in rows if row.protocol == "source"), rows[0])
+                progress.print(
+                    f"{run.variant}, seed {run.seed}: balanced accuracy {score.metrics['balanced_accuracy']:.3f} "
+                    f"({score.protocol}), {score.seconds:.0f} s",
+                    highlight=False,
+                )
+            ended = [run for future, run in futures.items() if future.done()]
+            running = sum(run.finished_rounds(since=began) for run in waiting if run not in ended)
+            progress.update(task, completed=rounds * len(ended) + running)
+    return failed
