@@ -24,6 +24,13 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 INK, FAINT, SOFT = "#1f2933", "#8a97a5", "#5b6875"
 BLUES = LinearSegmentedColormap.from_list("blues", ["#f4f8fb", COLOURS[0]])
 
+LOSSES = {
+    "total": "total (Eq. 1)",
+    "contrastive": "contrastive, NT-Xent (Eq. 2)",
+    "alignment": "alignment (Eq. 3)",
+    "orthogonality": "orthogonality (Eq. 4)",
+}
+
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],

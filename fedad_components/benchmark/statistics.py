@@ -6,8 +6,8 @@ common seeds and differences d (method minus baseline):
 - t-test of paired samples, n - 1 degrees of freedom, and the 95 % interval of the mean difference that belongs to it;
 - Wilcoxon's signed-rank test, two-sided, exact up to 12 pairs, ties included. No result of n pairs without ties has a
   p below 2 / 2^n, so that with fewer than 6 seeds it cannot reach .05, however clear the difference is;
-- Cohen's d_z = mean(d) / sd(d) (Cohen 1988, 2.3.5) and Hedges' g_z = J d_z, without the bias of few pairs: with m = n - 1,
-  J = Gamma(m / 2) / (sqrt(m / 2) Gamma((m - 1) / 2)) (Hedges 1981), exact;
+- Cohen's d_z = mean(d) / sd(d) (Cohen 1988, 2.3.5) and Hedges' g_z = J d_z, without the bias of few pairs: with
+  m = n - 1, J = Gamma(m / 2) / (sqrt(m / 2) Gamma((m - 1) / 2)) (Hedges 1981), exact;
 - Holm's step-down correction (Holm 1979) of each test's p over the methods of the family.
 
 The seeds differ in initialisation, order and views, not in images: p is about training again, not about other patients.
@@ -154,10 +154,7 @@ def paired(method: str, scores: Mapping[int, float], reference: Mapping[int, flo
         )
     half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * sd / math.sqrt(n)
     if 2 / 2**n > LEVEL:
-        notes.append(
-            f"Wilcoxon's p cannot fall below {2 / 2**n:.3g} with {n} pairs: {_least_pairs()} are the least for "
-            f"{LEVEL:g}"
-        )
+        notes.append(f"Wilcoxon cannot reach {LEVEL:g} with fewer than {_least_pairs()} pairs: least p {2 / 2**n:.3g}")
     return Test(
         method,
         n,

@@ -13,14 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedad_components.demo.summary import Summary
 from fedad_components.evaluation.probe import ProbeResult
-from fedad_components.plotting import COLOURS, STYLE, confusion, level, line, number, round_axis, svg
-
-LOSSES = {
-    "total": "total (Eq. 1)",
-    "contrastive": "contrastive, NT-Xent (Eq. 2)",
-    "alignment": "alignment (Eq. 3)",
-    "orthogonality": "orthogonality (Eq. 4)",
-}
+from fedad_components.plotting import COLOURS, LOSSES, STYLE, confusion, level, line, number, round_axis, svg
 
 
 def losses(summary: Summary) -> str:

@@ -1,0 +1,138 @@
+"""Runs as they were logged: folders with ``rounds.jsonl`` and ``config.json`` (docs/results-format.md). Imports no FLARE."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedad_components import records
+from fedad_components.benchmark.results import FILE_NAME, Results, Row, check_unique
+from fedad_components.config import FedADConfig
+from fedad_components.evaluation.results import Evaluation
+from fedad_components.records import RoundRecord
+
+CONFIG = "config.json"
+EVALUATION = "evaluation.json"
+
+
+class RunsError(ValueError):
+    """Folders that hold no run that can be drawn; the message names what is missing."""
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """One training with one seed.
+
+    Attributes:
+        name: path of its folder below what all runs have in common.
+        rows: of a ``results.json`` in that very folder.
+        evaluation: of an ``evaluation.json`` there, as ``fedad probe --json`` prints it.
+    """
+
+    name: str
+    config: FedADConfig
+    rounds: list[RoundRecord]
+    rows: list[Row]
+    evaluation: Evaluation | None
+
+    @property
+    def sites(self) -> list[str]:
+        """All that were asked at least once."""
+        return sorted({site for record in self.rounds for site in (*record.participants, *record.refused)})
+
+    def scores(self, metric: str) -> dict[tuple[str, str], float]:
+        """(target, protocol) -> the score, as far as it is known."""
+        found = {(row.target, row.protocol): row.metrics[metric] for row in self.rows if metric in row.metrics}
+        if self.evaluation:
+            for result in self.evaluation.results:
+                if (value := getattr(result.scores, metric)) is not None:
+                    found.setdefault((self.evaluation.target, result.name), value)
+        return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only; ``label`` is what they are called in a picture."""
+
+    label: str
+    runs: list[LoggedRun]
+
+    @property
+    def config(self) -> FedADConfig:
+        """Of the first run; the others' differs in seed and experiment."""
+        return self.runs[0].config
+
+
+def read_runs(folders: Sequence[Path]) -> list[LoggedRun]:
+    """Every run in or below the folders.
+
+    Raises:
+        RunsError: if there is none, one lacks its ``config.json``, or has an evaluation that is none.
+        RecordsError, ConfigError, ResultsError: if a file cannot be used.
+    """
+    paths = sorted({path.parent for folder in folders for path in folder.rglob(records.FILE_NAME)})
+    if not paths:
+        raise RunsError(
+            f"{', '.join(map(str, folders))}: no {records.FILE_NAME} in or below; expected the folders of runs"
+        )
+    common = Path(os.path.commonpath([path.parent for path in paths]))
+    return [_read(path, path.relative_to(common).as_posix()) for path in paths]
+
+
+def _read(folder: Path, name: str) -> LoggedRun:
+    if not (folder / CONFIG).is_file():
+        raise RunsError(f"{folder}: no {CONFIG} beside {records.FILE_NAME}: put the job's configuration there")
+    evaluation = None
+    if (path := folder / EVALUATION).is_file():
+        try:
+            evaluation = Evaluation.model_validate_json(path.read_text(encoding="utf-8"))
+        except (ValidationError, UnicodeDecodeError) as error:
+            raise RunsError(f"{path}: expected what `fedad probe --json` prints: {error}") from None
+    return LoggedRun(
+        name,
+        FedADConfig.load(folder / CONFIG),
+        records.read_records(folder / records.FILE_NAME),
+        Results.load(folder / FILE_NAME).rows if (folder / FILE_NAME).is_file() else [],
+        evaluation,
+    )
+
+
+def read_rows(folders: Sequence[Path]) -> list[Row]:
+    """The rows of every ``results.json`` in or below the folders.
+
+    Raises:
+        ResultsError: if one cannot be used, or two rows are about the same.
+    """
+    paths = sorted({path for folder in folders for path in folder.rglob(FILE_NAME)})
+    rows = [row for path in paths for row in Results.load(path).rows]
+    check_unique(rows)
+    return rows
+
+
+def grouped(runs: Sequence[LoggedRun]) -> list[Group]:
+    """Seeds put together: same sites, same configuration but for seed and experiment."""
+    found: dict[tuple[str, tuple[str, ...], str], list[LoggedRun]] = {}
+    for run in runs:
+        data = run.config.to_json()
+        del data["seed"], data["federation"]["experiment"]
+        target = run.evaluation.target if run.evaluation else ""
+        found.setdefault((repr(data), tuple(run.sites), target), []).append(run)
+    groups: dict[str, Group] = {}
+    for members in found.values():
+        label = _common_name(members)
+        if label in groups:  # two configurations below one folder
+            label = members[0].name
+        groups[label] = Group(label, members)
+    return list(groups.values())
+
+
+def _common_name(runs: Sequence[LoggedRun]) -> str:
+    if len(runs) == 1:
+        name = runs[0].name
+        head, _, seed = name.rpartition("/")
+        return head if head and seed == str(runs[0].config.seed) else name
+    return os.path.commonpath([f"/{run.name}" for run in runs]).strip("/") or runs[0].config.method
