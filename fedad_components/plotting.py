@@ -115,7 +115,14 @@ def label_ends(panel: Axes, ends: Mapping[str, tuple[int, float, float]], size: 
             va="center",
             fontsize=size,
             color=look(index)["color"],
-            arrowprops={"arrowstyle": "-", "color": look(index)["color"], "linewidth": 0.6, "alpha": 0.6},
+            arrowprops={
+                "arrowstyle": "-",
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "color": look(index)["color"],
+                "linewidth": 0.6,
+                "alpha": 0.6,
+            },
         )
 
 

@@ -171,6 +171,8 @@ def convergence(material: Material) -> Picture:
     figure = Figure(figsize=(8.4, 4.4), layout="constrained")
     panel = figure.subplots()
     panel.set_yscale("log")
+    for axis_ticks in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
+        axis_ticks("{x:g}")  # 2, not 2 x 10^0
     panel.set(
         title="Convergence (mean over sites; band: least to most over seeds)", ylabel="NT-Xent (no unit, log scale)"
     )

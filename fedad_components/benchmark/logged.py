@@ -1,4 +1,7 @@
-"""Runs as they were logged: folders with ``rounds.jsonl`` and ``config.json`` (docs/results-format.md). Imports no FLARE."""
+"""Runs as they were logged: folders with ``rounds.jsonl`` and ``config.json``. Imports no FLARE.
+
+docs/results-format.md describes the files.
+"""
 
 from __future__ import annotations
 
@@ -127,12 +130,20 @@ def grouped(runs: Sequence[LoggedRun]) -> list[Group]:
         if label in groups:  # two configurations below one folder
             label = members[0].name
         groups[label] = Group(label, members)
-    return list(groups.values())
+    return _without_common_end(list(groups.values()))
 
 
 def _common_name(runs: Sequence[LoggedRun]) -> str:
-    if len(runs) == 1:
-        name = runs[0].name
-        head, _, seed = name.rpartition("/")
-        return head if head and seed == str(runs[0].config.seed) else name
-    return os.path.commonpath([f"/{run.name}" for run in runs]).strip("/") or runs[0].config.method
+    """The folder that holds all seeds of a group; of a single run its own, without the seed's."""
+    if len(runs) > 1:
+        return os.path.commonpath([f"/{run.name}" for run in runs]).strip("/") or runs[0].config.method
+    head, _, seed = runs[0].name.rpartition("/")
+    return head if head and seed == str(runs[0].config.seed) else runs[0].name
+
+
+def _without_common_end(groups: list[Group]) -> list[Group]:
+    """A last folder that all labels share, such as the target's, tells nothing apart."""
+    ends = {group.label.rpartition("/")[2] for group in groups}
+    if len(groups) < 2 or len(ends) > 1 or not all("/" in group.label for group in groups):
+        return groups
+    return [Group(group.label.rpartition("/")[0], group.runs) for group in groups]

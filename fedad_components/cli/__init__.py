@@ -16,6 +16,7 @@ from fedad_components.cli import (
     demo,
     diagnose,
     egress,
+    figures,
     job,
     privacy,
     probe,
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command(name="demo", epilog=demo.EPILOG)(demo.demo)
 app.command(name="probe", epilog=probe.EPILOG)(probe.probe)
 app.command(name="diagnose", epilog=diagnose.EPILOG)(diagnose.diagnose)
+app.command(name="figures", epilog=figures.EPILOG)(figures.figures)
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(data.app, name="data")
 app.add_typer(datasets.app, name="dataset")

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import auc
+from typer.testing import CliRunner
+
+from fedad_components.benchmark.figures import FIGURES, GRID, draw_all
+from fedad_components.benchmark.logged import RunsError, grouped, read_rows, read_runs
+from fedad_components.benchmark.results import Facts, Results, Row
+from fedad_components.cli import app
+from fedad_components.config import FedADConfig
+from fedad_components.evaluation.results import Detail, Evaluation, Result
+from fedad_components.evaluation.scores import Intervals, confusion_of, roc_of, scores_of
+from fedad_components.plotting import spread
+from fedad_components.records import Losses, RoundRecord, append_record
+
+ROUNDS = 3
+CLASSES = ["a", "b"]
+
+
+def write_run(folder: Path, config: dict[str, Any], seed: int, losses: bool = True, evaluated: bool = True) -> None:
+    folder.mkdir(parents=True)
+    parsed = FedADConfig.parse({**config, "seed": seed, "federation": {"experiment": f"e{seed}"}})
+    (folder / "config.json").write_text(json.dumps(parsed.to_json()))
+    for t in range(ROUNDS):
+        of_site = {
+            site: Losses(total=4.0 - t, contrastive=3.0 - t + seed + place, alignment=0.1, orthogonality=None)
+            for place, site in enumerate(("north", "south"))
+        }
+        append_record(
+            folder / "rounds.jsonl",
+            RoundRecord(
+                round=t, participants=["north", "south"], lambda_t=0.1 * t, lambda_next=0.1 * t + 0.1,
+                instability=0.1 / (t + 1), phase="enforcement" if t else "exploration",
+                losses=of_site if losses else {}, n_samples={}, bytes={}, seconds=1.0,
+            ),
+        )  # fmt: skip
+    if evaluated:
+        (folder / "evaluation.json").write_text(evaluation(seed).model_dump_json())
+
+
+def evaluation(seed: int) -> Evaluation:
+    true = ["a"] * 10 + ["b"] * 10
+    score = np.random.default_rng(seed).uniform(size=20)
+    probability = np.stack([score, 1 - score], axis=1)
+    detail = Detail(
+        classes=CLASSES,
+        confusion=confusion_of(true, probability, CLASSES),
+        roc=roc_of(true, probability, CLASSES),
+        intervals=Intervals(resamples=0, units=20, grouped=False, of={}),
+    )
+    result = Result(
+        name="source", transductive=False, scores=scores_of(true, probability, CLASSES), n_train=5, n_test=20,
+        converged=True, detail=detail,
+    )  # fmt: skip
+    return Evaluation(
+        sources={"north": 5}, target="west", n_target=20, target_units=20, image_size=48, seed=seed, results=[result],
+        absent={}, notes=[],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bench")
+    settings: dict[str, dict[str, Any]] = {
+        "fedad": {},
+        "no orthogonality": {"loss": {"gamma": 0.0}},
+        "moon": {"method": "moon"},
+    }
+    rows = []
+    for method, config in settings.items():
+        for seed in (0, 1):
+            write_run(root / "runs" / method / "west" / str(seed), config, seed)
+            row = {"f1": 0.4 + 0.1 * seed, "auc": 0.5}
+            rows.append(
+                Row(
+                    method=method, seed=seed, target="west", protocol="source", transductive=False, metrics=row,
+                    steps=1, images=1, seconds=1.0, bytes=1,
+                )
+            )  # fmt: skip
+    Results(facts=Facts(preset="quick", command="x", versions={}, date="2026-01-31"), rows=rows).write(
+        root / "results.json"
+    )
+    return root
+
+
+@pytest.fixture(scope="module")
+def drawn(bench: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("figures")
+    result = CliRunner().invoke(app, ["figures", str(bench), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "12_site_accuracy: not drawn, no run logs accuracy by round" in result.output
+    return out
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_picture_is_there_in_three_forms(drawn: Path) -> None:
+    names = [name for name in FIGURES if name != "12_site_accuracy"]
+    assert sorted(path.name for path in drawn.iterdir()) == sorted(
+        f"{name}.{ending}" for name in names for ending in ("svg", "png", "csv")
+    )
+    for name in names:
+        ElementTree.parse(drawn / f"{name}.svg")
+        Image.open(drawn / f"{name}.png").verify()
+
+
+def test_the_data_beside_a_picture_are_those_of_the_runs(drawn: Path) -> None:
+    convergence = read(drawn / "07_convergence.csv")
+    assert len(convergence) == 3 * 2 * ROUNDS
+    assert {row["run"] for row in convergence} == {"fedad", "no orthogonality", "moon"}
+    for row in convergence:  # mean of the two sites
+        assert float(row["nt_xent"]) == pytest.approx(3.5 - int(row["round"]) + int(row["seed"]))
+    assert {row["run"] for row in read(drawn / "11_alignment_weight.csv")} == {"fedad", "no orthogonality"}
+    sweep = read(drawn / "06_gamma_sweep.csv")
+    assert sorted((float(row["gamma"]), int(row["seed"])) for row in sweep) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    for row in sweep:
+        assert float(row["f1"]) == evaluation(int(row["seed"])).results[0].scores.f1
+    assert [float(row["f1"]) for row in read(drawn / "13_method_bars.csv")] == [0.4, 0.5] * 3
+    counts = [row for row in read(drawn / "14_confusion.csv") if row["run"] == "moon"]
+    details = [detail for seed in (0, 1) if (detail := evaluation(seed).results[0].detail)]
+    expected = np.sum([detail.confusion for detail in details], axis=0)
+    assert [int(row["images"]) for row in counts] == expected.ravel().tolist()
+
+
+def test_the_mean_curve_has_the_mean_area(drawn: Path) -> None:
+    curve = [float(row["true_positive_rate"]) for row in read(drawn / "15_roc.csv") if row["run"] == "moon"]
+    areas = [evaluation(seed).results[0].scores.auc or 0.0 for seed in (0, 1)]
+    assert auc(GRID, curve) == pytest.approx(np.mean(areas), abs=0.01)
+    assert (curve[0], curve[-1]) == (0.0, 1.0)
+    assert (np.diff(curve) >= 0).all()
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "quiet", {"method": "moon"}, 0, losses=False, evaluated=False)
+    found = draw_all(read_runs([tmp_path]), read_rows([tmp_path]), tmp_path / "out")
+    assert list(found.files) == ["09_instability"]
+    assert set(found.missing) == set(FIGURES) - {"09_instability"}
+    assert found.missing["10_phases"] == "no finished round of method fedad"
+    assert "privacy" in found.missing["07_convergence"]
+    assert "evaluation.json" in found.missing["15_roc"]
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", {"method": "moon"}, 0, losses=False, evaluated=False)
+    first, second = (draw_all(read_runs([tmp_path]), [], tmp_path / name).files["09_instability"] for name in "ab")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_seeds_are_put_together_and_nothing_else(bench: Path) -> None:
+    groups = grouped(read_runs([bench]))
+    assert {group.label: [run.config.seed for run in group.runs] for group in groups} == {
+        "fedad": [0, 1],
+        "moon": [0, 1],
+        "no orthogonality": [0, 1],
+    }
+
+
+def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunsError, match=r"no rounds\.jsonl"):
+        read_runs([tmp_path])
+    write_run(tmp_path / "run", {}, 0)
+    (tmp_path / "run" / "evaluation.json").write_text("{}")
+    with pytest.raises(RunsError, match="fedad probe --json"):
+        read_runs([tmp_path])
+    (tmp_path / "run" / "config.json").unlink()
+    refused = CliRunner().invoke(app, ["figures", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert refused.exit_code == 1
+    assert "no config.json beside rounds.jsonl" in refused.output
+
+
+def test_labels_keep_their_order_and_distance() -> None:
+    assert spread([10.0, 50.0, 90.0], 10, 100) == [10, 50, 90]
+    crowded = spread([49.0, 50.0, 50.0, 51.0], 10, 100)
+    assert (np.diff(crowded) >= 10 - 1e-9).all()
+    low, high = spread([0.0, 0.0], 10, 100), spread([100.0, 100.0], 10, 100)
+    assert min(low) >= 5
+    assert max(high) <= 95
+    assert not any(math.isnan(place) for place in crowded)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedad_components.benchmark.results import Facts, Results, Row
+from fedad_components.benchmark.statistics import StatisticsError
+from fedad_components.benchmark.tables import html, markdown, write_tables
+
+
+def results(method: str = "fedad") -> Results:
+    rows = [
+        Row(
+            method=name, seed=seed, target="bccd", protocol=protocol, transductive=protocol == "source/AdaBN",
+            metrics={"f1": score + 0.1 * seed, **({"auc": 0.9} if name == method else {})}, steps=1200, images=300,
+            seconds=61.5, bytes=44_728_832, nt_xent=None if name == "random" else loss, nt_xent_chance=4.0,
+        )
+        for protocol in ("source", "source/AdaBN")
+        for name, score, loss in ((method, 0.5, 2.0), ("base", 0.3, 3.9), ("random", 0.2, 0.0))
+        for seed in range(2 if name == "random" else 3)
+    ]  # fmt: skip
+    facts = Facts(preset="quick", command="fedad benchmark wbc", versions={"torch": "2.9"}, date="2026-01-31")
+    return Results(facts=facts, rows=rows)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Tables of a Markdown page, each a list of rows."""
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [[cells(line) for line in block.splitlines()] for block in blocks]
+
+
+def test_markdown_is_well_formed_and_right() -> None:
+    text = markdown(results(), "base", "f1")
+    found = tables(text)
+    assert len(found) == 5  # scores and tests twice, costs
+    assert all(len({len(row) for row in table}) == 1 for table in found)
+    scores, tests, *_, costs = found
+    assert scores[0] == ["method", "seeds", "macro F1", "AUC", "NT-Xent (chance)¹"]
+    assert scores[2] == ["fedad", "3", "**0.600 ± 0.100**", "**0.900 ± 0.000**", "2.00 (4.00)"]
+    assert scores[3] == ["base", "3", "0.400 ± 0.100", "–", "3.90 (4.00) ⚠ 3 of 3"]
+    assert scores[4] == ["random", "2", "0.250 ± 0.071", "–", "–"]
+    assert [row[:3] for row in tests[2:]] == [["fedad", "3", "+0.200"], ["random", "2", "-0.100"]]
+    assert costs[2] == ["fedad", "bccd", "3", "1,200", "300", "1 min 02 s", "44.7 MB"]
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        "bccd, source",
+        "bccd, source/AdaBN (transductive)",
+        "Cost of one training³",
+    ]
+    assert all(mark in text.split("## Cost")[1] for mark in ("¹", "²", "³"))
+
+
+def test_a_bar_in_a_label_does_not_end_its_cell() -> None:
+    assert tables(markdown(results("a|b"), "base", "f1"))[0][2][0] == "a\\|b"
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed; collects references and texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "link", "img")
+        assert not {"src", "href"} & {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_html_holds_the_same_and_refers_to_nothing(tmp_path: Path) -> None:
+    paths = write_tables(results(), tmp_path, "base", "f1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.html", "results.md"]
+    page = Page(paths[1].read_text(encoding="utf-8"))
+    for table in tables(paths[0].read_text(encoding="utf-8")):
+        for row in (table[0], *table[2:]):
+            assert all(cell.strip("*") in page.text for cell in row if cell not in ("remark",))
+    assert not re.search(r"https?:|url\(|@import", html(results(), "base", "f1"))
+
+
+def test_text_from_elsewhere_is_escaped() -> None:
+    text = html(results("<script>alert(1)</script>"), "base", "f1")
+    assert "&lt;script&gt;" in text
+    Page(text)
+
+
+def test_an_unknown_baseline_is_refused() -> None:
+    with pytest.raises(StatisticsError, match="'moon'"):
+        markdown(results(), "moon", "f1")
