@@ -17,7 +17,8 @@ import math
 import os
 import sys
 import tempfile
-import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ def main() -> None:
     parser.add_argument("--public-steps", type=int, default=60, help="steps of FedSD on public pictures beforehand")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, a thread each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="plot F1 over epsilon, .svg or .png")
     arguments = parser.parse_args()
@@ -135,18 +137,20 @@ def run(data_dir: Path, folder: Path, seed: int, arguments: argparse.Namespace) 
 
     plain = configuration(seed, arguments.rounds, arguments.learning_rate)
     rows = [scored("random weights", None, None, initial_state(plain)), scored("public weights", None, None, start)]
-    for trainable in TRAINABLE:
-        for epsilon in EPSILONS:
-            finite = math.isfinite(epsilon)
-            sigma = noise_multiplier_for(epsilon, rate, steps, DELTA) if finite else NO_NOISE
-            began = time.perf_counter()
-            config = configuration(
-                seed, arguments.rounds, arguments.learning_rate, trainable=trainable, noise_multiplier=sigma
-            )
-            row = scored(
-                trainable, epsilon if finite else None, sigma if finite else None, federate(config, start, sites)
-            )
-            rows.append(row | {"seconds": time.perf_counter() - began})
+    with ProcessPoolExecutor(arguments.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        runs = {}
+        for trainable in TRAINABLE:
+            for epsilon in EPSILONS:
+                sigma = noise_multiplier_for(epsilon, rate, steps, DELTA) if math.isfinite(epsilon) else None
+                config = configuration(
+                    seed,
+                    arguments.rounds,
+                    arguments.learning_rate,
+                    trainable=trainable,
+                    noise_multiplier=sigma or NO_NOISE,
+                )
+                runs[pool.submit(federate, config, start, sites)] = (trainable, epsilon if sigma else None, sigma)
+        rows += [scored(*runs[done], done.result()) for done in as_completed(runs)]
     return rows
 
 

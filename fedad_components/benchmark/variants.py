@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,8 +58,22 @@ VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in _PLAIN} 
     if variant.name not in _UNCHANGED
 }
 
-ALWAYS = ("random", "private_head", "private_head" + JITTERED, "centralized_supervised")
+BASELINE = "fedavg_ssl"
+"""What every other method is tested against."""
+ALWAYS = ("random", BASELINE, "private_head", "centralized_supervised")
 """Rows without which no table is honest: they are run whatever is asked for."""
+
+
+def honest(names: Iterable[str]) -> list[str]:
+    """The chosen variants with the rows that are always there, and each of them with and without stain jitter.
+
+    Raises:
+        ValueError: naming a variant that does not exist.
+    """
+    plain = dict.fromkeys(name.removesuffix(JITTERED) for name in (*ALWAYS, *names))
+    if unknown := [name for name in plain if name not in VARIANTS]:
+        raise ValueError(f"method {unknown[0]!r}: expected one of {', '.join(VARIANTS)}")
+    return [name for name in VARIANTS if name.removesuffix(JITTERED) in plain]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,10 @@ from rich.console import Console
 from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
+    from fedad_components.benchmark.results import Results
     from fedad_components.benchmark.run import Run
+
+METRIC = "balanced_accuracy"
 
 app = typer.Typer(no_args_is_help=True, help="Methods side by side on images of an unseen laboratory.")
 
@@ -37,7 +40,7 @@ def wbc(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs, results.json and tables are written.")],
     methods: Annotated[
         str, typer.Option(help="Names with commas, or 'all'; `fedad benchmark methods` lists them.")
-    ] = "fedad,fedavg_ssl,fedavg_ssl+stain_jitter",
+    ] = "fedad",
     seeds: Annotated[str, typer.Option(help="Numbers with commas.")] = "0",
     target: Annotated[str, typer.Option(help="The unseen laboratory.")] = "chulalongkorn",
     preset: Annotated[Literal["quick", "full"], typer.Option(help="How much is trained.")] = "quick",
@@ -46,19 +49,20 @@ def wbc(
 ) -> None:
     """White blood cells from five laboratories: four train, one is unseen.
 
-    The rows without which no table is honest are always run: random initialisation, the private head alone with and
-    without stain jitter, and the pooled supervised reference.
+    The rows without which no table is honest are always run: random initialisation, FedAvg-SSL, the private head alone
+    and the pooled supervised reference; and every method with and without stain jitter.
     """
     from fedad_components.benchmark.results import ResultsError
     from fedad_components.benchmark.run import Run
-    from fedad_components.benchmark.variants import ALWAYS, VARIANTS
+    from fedad_components.benchmark.variants import VARIANTS, honest
     from fedad_components.demo.data import DemoDataError
 
     console = Console()
-    names = list(VARIANTS) if methods == "all" else [*dict.fromkeys([*_listed(methods), *ALWAYS])]
-    if unknown := [name for name in names if name not in VARIANTS]:
-        complain(f"method {unknown[0]!r}: expected one of {', '.join(VARIANTS)}")
-        raise typer.Exit(1)
+    try:
+        names = honest(VARIANTS if methods == "all" else _listed(methods))
+    except ValueError as error:
+        complain(str(error))
+        raise typer.Exit(1) from None
     try:
         numbers = [int(seed) for seed in _listed(seeds)]
     except ValueError:
@@ -99,7 +103,7 @@ def _run_all(runs: Sequence[Run], out: Path, preset: str, workers: int, console:
 
     from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-    from fedad_components.benchmark.results import FILE_NAME, append_row
+    from fedad_components.benchmark.results import FILE_NAME, Results, append_row
     from fedad_components.benchmark.run import execute, open_results, use_cores
     from fedad_components.benchmark.variants import PRESETS
 
@@ -139,4 +143,19 @@ def _run_all(runs: Sequence[Run], out: Path, preset: str, workers: int, console:
             ended = [run for future, run in futures.items() if future.done()]
             running = sum(run.finished_rounds(since=began) for run in waiting if run not in ended)
             progress.update(task, completed=rounds * len(ended) + running)
+    if (results := Results.load(out / FILE_NAME)).rows:
+        _report(results, out, console)
     return failed
+
+
+def _report(results: Results, out: Path, console: Console) -> None:
+    """Tables and pictures of everything that is in the folder by now."""
+    from fedad_components.benchmark.figures import draw_all
+    from fedad_components.benchmark.logged import read_rows, read_runs
+    from fedad_components.benchmark.tables import write_tables
+    from fedad_components.benchmark.variants import BASELINE
+
+    for path in write_tables(results, out, BASELINE):
+        console.print(f"[green]✓[/] {path}", highlight=False)
+    drawn = draw_all(read_runs([out]), read_rows([out]), out / "figures", METRIC)
+    console.print(f"[green]✓[/] {len(drawn.files)} pictures in {out / 'figures'}", highlight=False)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedad_components.benchmark import run as runs
 from fedad_components.benchmark.results import Results, ResultsError
 from fedad_components.benchmark.run import CONFIG, TRAINED, Run, execute, open_results
-from fedad_components.benchmark.variants import ALWAYS, JITTERED, PRESETS, VARIANTS, Preset, configuration
+from fedad_components.benchmark.variants import ALWAYS, JITTERED, PRESETS, VARIANTS, Preset, configuration, honest
 from fedad_components.benchmark.wbc import load
 from fedad_components.cli import app
 from fedad_components.demo.data import DemoDataError
@@ -76,6 +76,12 @@ def test_every_variant_is_a_configuration() -> None:
         assert (config.views.stain_jitter > 0) == name.endswith(JITTERED)
         assert config.federation.min_sites == (1 if variant.training == "pooled" else 4)
     assert set(ALWAYS) <= VARIANTS.keys()
+    assert honest(["moon"]) == [
+        name
+        for name in VARIANTS
+        if name.removesuffix(JITTERED) in ("random", "private_head", "fedavg_ssl", "moon", "centralized_supervised")
+    ]
+    assert "moon" + JITTERED in honest(["moon"])
     private = configuration(VARIANTS["private_head"], PRESETS["full"], 0, 4)
     assert (private.loss.gamma, private.atsa.lambda_fixed, private.loss.head) == (0, 0, "private")
 
