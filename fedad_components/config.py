@@ -183,7 +183,7 @@ class PrivacyConfig(_Section):
         description="dp_sgd: group-clipped Gaussian mechanism at the site, proven for its units; weight_noise: "
         "HistoFL's noise, without any guarantee; client_dp: proven for whole hospitals, trusts the server",
     )
-    noise_multiplier: Positive = Field(
+    noise_multiplier: Annotated[float, Field(gt=0.0, le=1e6)] = Field(
         2.0, description="dp_sgd, client_dp: sigma, the noise's standard deviation over max_grad_norm"
     )
     max_grad_norm: Positive = Field(
@@ -317,6 +317,11 @@ class FedADConfig(_Section):
         wrong = []
         if self.privacy.mode in ("dp_sgd", "client_dp") and self.method not in ("fedad", "fedavg_ssl"):
             wrong.append(f"method {self.method!r} has no proof: use 'fedad' or 'fedavg_ssl'")
+        if self.privacy.public_data_set == self.federation.data_set:
+            wrong.append(
+                f"privacy.public_data_set {self.privacy.public_data_set!r} is the data set to be protected: public "
+                f"images have to be others"
+            )
         if self.privacy.mode == "dp_sgd":
             if self.model.norm not in ("folded", "group"):
                 wrong.append(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,17 @@ def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], metadat
     from safetensors.torch import save  # loads torch, which a site's parent process has no use for
 
     write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=dict(metadata)))
+
+
+@contextmanager
+def alone_in(folder: str | Path) -> Iterator[None]:
+    """Wait until no other process is in the same place for this folder. The lock is on the folder: no file is left."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class FileLock:

@@ -101,6 +101,8 @@ class ResultMeta(_Meta):
     )
 
 
+CLAIM_TOLERANCE = 0.02
+"""By how much a claim may lie below what the server computes: accountants round, and a site may have another build."""
 SILENT_MODES = frozenset({"dp_sgd", "client_dp"})
 """Modes of privacy in which nothing about the images leaves with the weights: no count, no loss."""
 
@@ -161,3 +163,29 @@ def _check_claim(meta: ResultMeta, claim: PrivacyClaim, config: FedADConfig) -> 
             raise WireError(
                 f"claim.{name}: {shown(getattr(claim, name))}, the configuration's is {getattr(config.privacy, name)}"
             )
+    for name, computed in _lower_bounds(claim, config).items():
+        stated = getattr(claim, name)
+        if stated is None or stated < (1 - CLAIM_TOLERANCE) * computed:
+            raise WireError(f"claim.{name}: {shown(stated)}, and its own sigma, q and steps give {computed:.4g}")
+
+
+def _lower_bounds(claim: PrivacyClaim, config: FedADConfig) -> dict[str, float]:
+    """Both epsilons of the claim's own sigma, q and steps: a claim may be larger (other rounds), never smaller."""
+    from fedad_components.privacy.accountant import AccountantError, Charge, epsilon_record, epsilon_unit
+    from fedad_components.privacy.plan import PlanError, sample_rate
+
+    try:
+        if claim.sample_rate < sample_rate(claim.units, config.privacy.units_per_step):
+            raise WireError(
+                f"claim.sample_rate: {claim.sample_rate:g}, below units_per_step {config.privacy.units_per_step} of "
+                f"{claim.units} units"
+            )
+        charges = [Charge(claim.noise_multiplier, claim.sample_rate, claim.steps)]
+        return {
+            "epsilon_unit": epsilon_unit(charges, claim.delta),
+            "epsilon_record": epsilon_record(charges, claim.delta),
+        }
+    except (PlanError, AccountantError, ValueError) as error:
+        if isinstance(error, WireError):
+            raise
+        raise WireError(f"claim: no epsilon can be computed for it: {shown(error)}") from None

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedad_components.files import write_atomic
+from fedad_components.files import alone_in, write_atomic
 
 FILE_NAME = "results.json"
 METRICS = {
@@ -178,19 +174,8 @@ def append_row(path: str | Path, row: Row) -> None:
         ResultsError: if the file cannot be used, or has such a row already.
     """
     path = Path(path)
-    with _alone_in(path.parent):
-        Results.load(path).with_row(row).write(path)
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process writes results there. The lock is on the folder itself, so that no file is left."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        with alone_in(path.parent):
+            Results.load(path).with_row(row).write(path)
     except OSError as error:
-        raise ResultsError(f"{folder}: cannot be opened: {error}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+        raise ResultsError(f"{path}: cannot be written: {error}") from error

@@ -24,7 +24,7 @@ from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import trainable_names
 from fedad_components.flare.aggregator import FedADAggregator
 from fedad_components.flare.context import SENDER_PROP, known_code, register_tensors, set_configuration
-from fedad_components.flare.persistor import ATSA_STATE, NEXT_ROUND, RECORD, RECORDS
+from fedad_components.flare.persistor import ATSA_STATE, LEDGER_HEADS, NEXT_ROUND, RECORD
 from fedad_components.participation import draw_sites
 from fedad_components.privacy.accountant import Charge, epsilon_unit
 from fedad_components.privacy.claim import PrivacyClaim
@@ -101,8 +101,7 @@ class FedADController(ScatterAndGather):
         meta = self._global_weights[ModelLearnableKey.META]
         if meta[ATSA_STATE] is not None:
             self._atsa.load_state_dict(meta[ATSA_STATE])
-        for record in meta[RECORDS]:
-            self._ledger_heads |= record.ledger_heads
+        self._ledger_heads = dict(meta[LEDGER_HEADS])
         self._start_round = meta[NEXT_ROUND]
         self._num_rounds = max(0, self._config.federation.rounds - self._start_round)
         fl_ctx.set_prop(AppConstants.START_ROUND, self._start_round, private=True, sticky=True)

@@ -15,12 +15,13 @@ from fedad_components.fedsd.state import initial_state, save_extractor
 from fedad_components.files import FileLock, write_atomic
 from fedad_components.flare.context import configuration
 from fedad_components.flare.site import SitePaths
+from fedad_components.ledger_heads import read_heads, remember_heads
 from fedad_components.records import RoundRecord, append_record, read_records
 
 NEXT_ROUND = "next_round"
 ATSA_STATE = "atsa"
 RECORD = "record"
-RECORDS = "records"
+LEDGER_HEADS = "ledger_heads"
 
 RESULTS_DIR = "fedad"
 """Folder in the job's run folder: what ``download_job`` brings to the operator."""
@@ -45,6 +46,7 @@ class FedADPersistor(ModelPersistor):
             CheckpointError: the checkpoint is damaged or of another configuration.
             RecordsError: the rounds' records beside it are missing or damaged.
             StateError: the initial weights' file does not fit.
+            LedgerHeadsError: the memory of the sites' privacy ledgers is damaged.
         """
         config = configuration(fl_ctx)
         site = SitePaths.from_context(fl_ctx)
@@ -52,6 +54,7 @@ class FedADPersistor(ModelPersistor):
         self._lock = FileLock(folder / "lock")
         self._lock.acquire()
         path = folder / checkpoint.FILE_NAME
+        heads = read_heads(site.ledger_heads)
         if path.exists():
             saved = Checkpoint.load(path, config.identity())
             self.log_info(
@@ -61,12 +64,14 @@ class FedADPersistor(ModelPersistor):
             )
             # The job that finished those rounds may have died before its operator could download them.
             self._write_results(saved.theta, saved.next_round, fl_ctx)
-            earlier = read_records(folder / records.FILE_NAME)
+            told = [record.ledger_heads for record in read_records(folder / records.FILE_NAME)]
+            heads = {site: head for earlier in (*told, heads) for site, head in earlier.items()}
             return make_model_learnable(
-                saved.theta, {NEXT_ROUND: saved.next_round, ATSA_STATE: saved.atsa, RECORDS: earlier}
+                saved.theta,
+                {NEXT_ROUND: saved.next_round, ATSA_STATE: saved.atsa, LEDGER_HEADS: heads},
             )
         theta = initial_state(config, site.root)
-        return make_model_learnable(theta, {NEXT_ROUND: 0, ATSA_STATE: None, RECORDS: []})
+        return make_model_learnable(theta, {NEXT_ROUND: 0, ATSA_STATE: None, LEDGER_HEADS: heads})
 
     def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
         """Write the round's record, the checkpoint, and the job's results, in this order.
@@ -77,6 +82,8 @@ class FedADPersistor(ModelPersistor):
         folder = SitePaths.from_context(fl_ctx).experiment(config.federation.experiment)
         theta, meta = model[ModelLearnableKey.WEIGHTS], model[ModelLearnableKey.META]
         record: RoundRecord = meta[RECORD]
+        # First: a head too new is refused, and mended by the round that is repeated; one that is forgotten, never.
+        remember_heads(SitePaths.from_context(fl_ctx).ledger_heads, record.ledger_heads)
         append_record(folder / records.FILE_NAME, record)
         Checkpoint(theta, meta[NEXT_ROUND], meta[ATSA_STATE], config.identity()).save(folder / checkpoint.FILE_NAME)
         self._write_results(theta, meta[NEXT_ROUND], fl_ctx)

@@ -50,7 +50,9 @@ def build(job: dict[str, Any], report: TextIO, caller: int) -> None:
     folder, root = Path(job["folder"]), Path(job["root"])
     records = [FileRecord.from_json(entry) for entry in job["records"]]
     old = _Reuse(None if job["again"] else Index.read(folder), folder, job["definition"])
-    writer = CacheWriter(folder, job["definition"], job["side"], records, job["ignored"])
+    writer = CacheWriter(
+        folder, job["definition"], job["side"], records, job["ignored"], keep_duplicates=data_set.keeps_duplicates
+    )
     todo = [i for i in range(len(writer.done), len(records)) if records[i].reason is None and records[i] not in old]
     decoders: list[Decoder] = []
     busy: dict[Any, tuple[int, Decoder]] = {}

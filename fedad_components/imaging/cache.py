@@ -128,7 +128,16 @@ class CacheWriter:
     lines that agree with the listing are kept, and whatever follows them is cut off.
     """
 
-    def __init__(self, folder: Path, definition: str, side: int, records: Sequence[FileRecord], ignored: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        definition: str,
+        side: int,
+        records: Sequence[FileRecord],
+        ignored: int,
+        keep_duplicates: bool = False,
+    ) -> None:
+        self.keep_duplicates = keep_duplicates
         self.folder, self.definition, self.side = folder, definition, side
         self.records, self.ignored = records, ignored
         self.building = folder / "building"
@@ -174,8 +183,8 @@ class CacheWriter:
         return self.side**2 * 3
 
     def add(self, record: FileRecord, frames: Sequence[np.ndarray] | np.ndarray) -> None:
-        """Add the next file: its record and frames ``uint8 (side, side, 3)``; repeated pixels become a duplicate."""
-        if record.reason is None and record.sha256 in self._first_of:
+        """Add the next file: its record and frames ``uint8 (side, side, 3)``; repeats become duplicates, or are kept."""
+        if record.reason is None and record.sha256 in self._first_of and not self.keep_duplicates:
             detail = f"same pixels as {self._first_of[record.sha256]}"
             record = FileRecord(*record.identity, reason=Reason.DUPLICATE, detail=detail)
         if record.reason is None:

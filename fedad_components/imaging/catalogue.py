@@ -104,6 +104,11 @@ class DataSet(_Entry):
             raise ValueError(f"modalities is for DICOM files: expected reader auto or dicom, not {self.reader}")
         return self
 
+    @property
+    def keeps_duplicates(self) -> bool:
+        """Whether repeated pixels stay: with privacy units, whether an image is used must not depend on another's."""
+        return self.units is not None
+
     def definition(self, side: int) -> str:
         """SHA-256 of all that decides about the cached pixels: a change decodes everything again.
 
@@ -121,7 +126,11 @@ class DataSet(_Entry):
             "modalities",
             "min_side",
         }
-        content = self.model_dump(mode="json", include=keys) | {"side": side, "format": CACHE_FORMAT}
+        content = self.model_dump(mode="json", include=keys) | {
+            "side": side,
+            "format": CACHE_FORMAT,
+            "keeps_duplicates": self.keeps_duplicates,
+        }
         if ":" in self.reader:
             content["reader_source"] = _source_digest(self.reader.partition(":")[0])
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()

@@ -37,12 +37,16 @@ class AccountantError(ValueError):
     """Steps for which no reliable epsilon can be computed; the message says what to change."""
 
 
+LARGEST_SIGMA = 1e6
+"""Far beyond any use; its square still is a number."""
+
+
 @dataclass(frozen=True)
 class Charge:
     """``steps`` noised steps of the same sigma and q.
 
     Raises:
-        ValueError: naming the field that is not a finite number above 0, or a sample rate above 1.
+        ValueError: naming the field that is not a finite number above 0, a sample rate above 1, or a sigma above 1e6.
     """
 
     noise_multiplier: float
@@ -56,6 +60,8 @@ class Charge:
                 raise ValueError(f"{name} = {value!r}: expected a finite number above 0")
         if self.sample_rate > 1:
             raise ValueError(f"sample_rate = {self.sample_rate!r}: expected at most 1")
+        if self.noise_multiplier > LARGEST_SIGMA:
+            raise ValueError(f"noise_multiplier = {self.noise_multiplier!r}: expected at most {LARGEST_SIGMA:g}")
         if not isinstance(self.steps, int):
             raise ValueError(f"steps = {self.steps!r}: expected a whole number")
 

@@ -20,6 +20,8 @@ DEFENSIBLE_SIGMA = 1.0
 LARGE_EPSILON = 10.0
 FEW_UNITS = 16
 CURVE_POINTS = 9
+COINS = 2**24
+"""Values that PyTorch's float32 uniform numbers have, evenly spaced from 0."""
 
 
 class PlanError(ValueError):
@@ -28,6 +30,9 @@ class PlanError(ValueError):
 
 def sample_rate(units: int, units_per_step: int) -> float:
     """q = units_per_step / units: the probability with which a step draws each unit.
+
+    Rounded up to a multiple of 2^-24: the coins are float32 numbers of that grain, which fall below any other q with the
+    next larger probability. What is accounted for is what is drawn.
 
     Raises:
         PlanError: if fewer units are declared than a step is to use.
@@ -39,7 +44,7 @@ def sample_rate(units: int, units_per_step: int) -> float:
             f"units_per_step {units_per_step} is more than the {units} declared units: lower privacy.units_per_step, "
             f"or leave this site out"
         )
-    return units_per_step / units
+    return math.ceil(units_per_step / units * COINS) / COINS
 
 
 def steps_per_epoch(units: int, units_per_step: int) -> int:

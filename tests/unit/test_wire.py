@@ -19,7 +19,7 @@ from fedad_components.wire import (
 )
 
 PLAIN = FedADConfig.parse({})
-PRIVATE = FedADConfig.parse({"privacy": {"mode": "dp_sgd"}, "model": {"norm": "group"}})
+PRIVATE = FedADConfig.parse({"privacy": {"mode": "dp_sgd", "units_per_step": 4}, "model": {"norm": "group"}})
 RESULT = {
     "config_digest": PLAIN.digest(),
     "round": 3,
@@ -54,8 +54,8 @@ CLAIM = {
     "sample_rate": 0.25,
     "steps": 4,
     "delta": 1e-5,
-    "epsilon_unit": 1.5,
-    "epsilon_record": 3.0,
+    "epsilon_unit": 1.4,  # computed: 1.369 and 2.079
+    "epsilon_record": 2.1,
 }
 PROTECTED = {"config_digest": PRIVATE.digest(), "round": 3, "claim": CLAIM, "ledger_head": "a" * 64}
 
@@ -64,7 +64,7 @@ def test_each_mode_has_its_own_meta() -> None:
     assert parse_result_meta(RESULT, PLAIN).n_samples == 5
     parsed = parse_result_meta(PROTECTED, PRIVATE)
     assert parsed.claim is not None
-    assert parsed.claim.epsilon_unit == 1.5
+    assert parsed.claim.epsilon_unit == 1.4
     assert parsed.n_samples is parsed.losses is None
 
 
@@ -83,6 +83,12 @@ def test_each_mode_has_its_own_meta() -> None:
         (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "unit": "patient"}}, "claim.unit"),
         (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "delta": 1e-2}}, "claim.delta"),
         (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "noise_multiplier": 20.0}}, "claim.noise_multiplier"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "epsilon_unit": 1e-9}}, "claim.epsilon_unit: '1e-09'"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "epsilon_unit": 1.3}}, "claim.epsilon_unit: '1.3'"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "epsilon_record": 2.0}}, "claim.epsilon_record: '2.0'"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "epsilon_record": None}}, "claim.epsilon_record: 'None'"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "sample_rate": 0.24}}, "claim.sample_rate: 0.24, below"),
+        (PRIVATE, {**PROTECTED, "claim": {**CLAIM, "units": 3}}, "claim: no epsilon can be computed"),
         (PRIVATE, {**PROTECTED, "ledger_head": "patient DOE^JANE"}, "ledger_head"),
     ],
 )

@@ -27,6 +27,7 @@ from fedad_components.imaging import (
     ingest,
     open_cache,
 )
+from fedad_components.privacy.units import assign_units
 
 SIDE = 40
 
@@ -167,6 +168,24 @@ def test_a_duplicate_takes_over_when_its_original_goes(folder: Path, tmp_path: P
     after = ingest(data_set(folder), tmp_path / "cache", SIDE)
     assert after.account.rejected == {}
     assert np.array_equal(after.images[-1], before.images[0])
+
+
+@pytest.mark.usefixtures("build_here")
+def test_with_privacy_units_an_image_never_depends_on_another(folder: Path, tmp_path: Path) -> None:
+    """Patient a's copy of patient b's picture would otherwise take its place, and give it back when a is removed."""
+    shutil.copy(folder / "11.png", folder / "00-copy.png")
+
+    def units() -> dict[str, list[bytes]]:
+        cached = ingest(data_set(folder, units=20), tmp_path / "cache", SIDE)
+        patients = ["a" if name.endswith("copy.png") else "b" for name in cached.files]
+        found = assign_units(patients, cached.files, "patient", 20, b"k" * 32)
+        return {patients[of[0]]: [cached.images[index].tobytes() for index in of] for of in found.values()}
+
+    before = units()
+    assert len(before["a"]) == 1
+    assert len(before["b"]) == 12
+    (folder / "00-copy.png").unlink()
+    assert units() == {"b": before["b"]}
 
 
 @pytest.mark.usefixtures("build_here")

@@ -15,7 +15,7 @@ METHOD = {"units": 625, "rounds": 40, "epochs": 3, "delta": 1e-5, "unit_size": 8
 @pytest.mark.parametrize(("units_per_step", "q", "steps"), [(8, 0.0128, 9360), (32, 0.0512, 2280)])
 def test_steps_and_rate_of_the_method(units_per_step: int, q: float, steps: int) -> None:
     plan = make_plan(**METHOD, units_per_step=units_per_step, noise_multiplier=2.0)
-    assert (plan.sample_rate, plan.steps) == (pytest.approx(q), steps)
+    assert (plan.sample_rate, plan.steps) == (pytest.approx(q, abs=2**-24), steps)
     assert steps_per_epoch(625, units_per_step) * 120 == steps
     charge = [Charge(2.0, q, steps)]
     assert plan.epsilon_unit == pytest.approx(epsilon_unit(charge, 1e-5), rel=1e-6)
