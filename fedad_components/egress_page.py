@@ -5,28 +5,23 @@ Read from the job's folder, the site's policy and its catalogue; nothing of the 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedad_components.config import ConfigError, FedADConfig
+from fedad_components.config import FedADConfig
 from fedad_components.flare.site import SitePolicy
-from fedad_components.privacy.accountant import AccountantError, Charge, epsilon_record, epsilon_unit
+from fedad_components.job_reader import Refusal, read_job
+from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
 from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
 from fedad_components.privacy.plan import PlanError, sample_rate, steps_per_epoch
 from fedad_components.privacy.policy import PolicyRefused, Rule
-from fedad_components.wire import SILENT_MODES, Reason, shown
+from fedad_components.wire import SILENT_MODES, Reason
 
 if TYPE_CHECKING:
     from fedad_components.imaging.catalogue import DataSet
-
-CLIENT_CONFIG = "config_fed_client.json"
-JOB_FILES = ("meta.json", "config_fed_client.json", "config_fed_server.json")
-SIGNATURES = ".__nvfl_"
-"""Beginning of the names of the files that FLARE writes into a job when it signs it."""
 
 MEANINGS = {
     "config_digest": "SHA-256 of the job's configuration: server and site run the same one",
@@ -136,20 +131,13 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why the site would not run the job, by the name of what refuses it."""
-
-    by: str
-    why: str
-
-
-@dataclass(frozen=True)
 class EgressPage:
     """The page; ``tensors`` and everything after it is empty where the job has no usable configuration."""
 
     job: str
     refusals: tuple[Refusal, ...]
     config: FedADConfig | None
+    deployed: Mapping[str, tuple[str, ...]]
     tensors: tuple[Tensor, ...] = ()
     meta: Mapping[str, str] | None = None
     stays: tuple[str, ...] = ()
@@ -173,6 +161,7 @@ class EgressPage:
         config = self.config
         return {
             "job": self.job,
+            "deployed": {app: list(sites) for app, sites in self.deployed.items()},
             "would_run": not self.refusals,
             "refusals": [vars(refusal) for refusal in self.refusals],
             "experiment": config and config.federation.experiment,
@@ -205,104 +194,35 @@ def make_page(
     allow_list: Collection[str],
     *,
     executor: str,
+    scope: str,
     policy: SitePolicy | None = None,
     data_sets: Mapping[str, DataSet] | None = None,
 ) -> EgressPage:
-    """Read a job's folder.
+    """Say what a job would let out; ``job`` to ``scope``, and what is raised, are :func:`read_job`'s.
 
     Args:
-        job: the folder with ``meta.json``.
-        allow_list: the classes that a site builds for a job.
-        executor: the class whose tasks let something out, FedAD's.
-        policy: the site's; by default the strictest.
+        policy: the site's; by default that of a site without ``policy.yaml``.
         data_sets: of the site's catalogue; without one, nothing is said about data.
-
-    Raises:
-        FileNotFoundError: if the folder holds no job.
     """
-    job = Path(job)
-    if not (job / "meta.json").is_file():
-        raise FileNotFoundError(f"{job}: no job: expected a folder with meta.json and a folder for each app")
-    refusals = list(_files(job))
-    configs = []
-    for path in sorted(job.glob(f"*/config/{CLIENT_CONFIG}")):
-        try:
-            found, problems = _client(json.loads(path.read_text(encoding="utf-8")), allow_list, executor)
-        except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-            found, problems = None, [Refusal("job", f"not what FedAD exports: {error!r}")]
-        refusals += [Refusal(item.by, f"{path.relative_to(job)}: {item.why}") for item in problems]
-        configs += [found] if found else []
-    if not configs or any(config != configs[0] for config in configs):
-        what = "several configurations" if configs else f"no usable configuration in */config/{CLIENT_CONFIG}"
-        return EgressPage(job.name, (*refusals, Refusal("job", what)), None)
-    config = configs[0]
-    refusals += _policy(config, policy or SitePolicy())
+    read = read_job(job, allow_list, executor=executor, scope=scope)
+    name, config = Path(job).name, read.config
+    if config is None:
+        return EgressPage(name, read.refusals, None, read.deployed)
+    policy = policy or SitePolicy()
+    refusals = [*read.refusals, *_policy(config, policy)]
     refusals += [] if data_sets is None else _data(config, data_sets)
     units = data_sets[config.federation.data_set].units if data_sets and not refusals else None
-    claim, notes = _plan(config, units, policy or SitePolicy())
+    claim, notes = _plan(config, units, policy)
     return EgressPage(
-        job.name,
+        name,
         tuple(refusals),
         config,
+        read.deployed,
         tensors=_tensors(config),
         meta=_meta(config),
         stays=tuple(_stays(config)),
         claim=claim,
         notes=tuple(notes),
-    )
-
-
-# -- the job ----------------------------------------------------------------------------------------------------------
-
-
-def _files(job: Path) -> Iterator[Refusal]:
-    """Files that a FedAD job does not have: code above all, which no site runs."""
-    for path in sorted(path for path in job.rglob("*") if not path.is_dir()):
-        place = path.relative_to(job)
-        if "custom" in place.parts[:-1]:
-            yield Refusal("byoc", f"{place}: custom code, which this site's authorization forbids to every role")
-        elif path.name not in JOB_FILES and not path.name.startswith(SIGNATURES):
-            yield Refusal("job", f"{place}: no file of a FedAD job; this page cannot say what it does")
-
-
-def _client(
-    content: dict[str, Any], allow_list: Collection[str], executor: str
-) -> tuple[FedADConfig | None, list[Refusal]]:
-    """The configuration in a site's part of a job, and what there is beside it."""
-    problems = []
-    known = {"format_version", "executors", "task_data_filters", "task_result_filters", "components"}
-    if unknown := sorted(content.keys() - known):
-        problems.append(Refusal("job", f"unexpected {shown(unknown[0])}"))
-    config = None
-    for entry in content.get("executors", []):
-        component = entry["executor"]
-        problems += _class(component, allow_list)
-        if component.get("path") == executor:
-            try:
-                config = FedADConfig.parse(component["args"]["config"])
-            except ConfigError as error:
-                problems.append(Refusal("job", str(error)))
-        else:
-            problems.append(
-                Refusal("job", f"executor {shown(_path(component))}: not FedAD's, StrictEgress passes none of it")
-            )
-    for key in ("task_data_filters", "task_result_filters"):
-        for chain in content.get(key, []):
-            for component in chain["filters"]:
-                problems += _class(component, allow_list)
-    for component in content.get("components", []):
-        problems += _class(component, allow_list)
-    return config, problems
-
-
-def _path(component: Mapping[str, Any]) -> Any:
-    return component.get("path") or component.get("class_path") or component.get("name")
-
-
-def _class(component: Mapping[str, Any], allow_list: Collection[str]) -> list[Refusal]:
-    path = _path(component)
-    return (
-        [] if path in allow_list else [Refusal("class_allow_list", f"{shown(path)} is not in this site's allow list")]
     )
 
 
@@ -381,13 +301,12 @@ def _plan(config: FedADConfig, units: int | None, policy: SitePolicy) -> tuple[P
         return None, []
     if units is None:
         return None, ["the planned epsilon depends on the data set's `units`: give --kit"]
-    rate = sample_rate(units, privacy.units_per_step)
-    charge = Charge(
-        privacy.noise_multiplier,
-        rate,
-        rounds * config.training.epochs * steps_per_epoch(units, privacy.units_per_step),
-    )
     try:
+        charge = Charge(
+            privacy.noise_multiplier,
+            sample_rate(units, privacy.units_per_step),
+            rounds * config.training.epochs * steps_per_epoch(units, privacy.units_per_step),
+        )
         claim = PrivacyClaim(
             unit=privacy.unit,
             units=units,
@@ -398,7 +317,7 @@ def _plan(config: FedADConfig, units: int | None, policy: SitePolicy) -> tuple[P
             epsilon_unit=epsilon_unit([charge], privacy.delta),
             epsilon_record=epsilon_record([charge], privacy.delta),
         )
-    except AccountantError as error:
+    except (ArithmeticError, RuntimeError, ValueError) as error:  # absurd figures end in any of these
         return None, [f"no epsilon can be planned: {error}"]
     notes = ["the plan counts this job alone: the site's ledger adds what the data set has spent before"]
     rules = policy.rules(config.federation.data_set)

@@ -37,7 +37,7 @@ def show(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="Folder of the job, as it was exported or submitted.")],
     kit: Annotated[
         Path | None,
-        typer.Option(help="The site's startup kit: its policy and catalogue. Without: the strictest policy."),
+        typer.Option(help="The site's startup kit: its policy and catalogue. Without: the default policy."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every tensor.")] = False,
 ) -> None:
@@ -45,7 +45,7 @@ def show(
     from fedad_components.egress_page import make_page
     from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
     from fedad_components.flare.executor import FedADExecutor
-    from fedad_components.flare.provision import KitError
+    from fedad_components.flare.provision import PRIVACY_SCOPE, KitError
     from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
     from fedad_components.imaging.catalogue import Catalogue, CatalogueError
 
@@ -54,7 +54,14 @@ def show(
         data_sets = Catalogue.load(SitePaths.of_kit(kit).catalogue).data_sets if kit else None
         page = _with_guards(
             kit,
-            make_page(job, CLASS_ALLOW_LIST, executor=class_path(FedADExecutor), policy=policy, data_sets=data_sets),
+            make_page(
+                job,
+                CLASS_ALLOW_LIST,
+                executor=class_path(FedADExecutor),
+                scope=PRIVACY_SCOPE,
+                policy=policy,
+                data_sets=data_sets,
+            ),
         )
     except (CatalogueError, KitError, SiteError, OSError) as error:
         complain(error)
@@ -73,8 +80,8 @@ def _with_guards(kit: Path | None, page: EgressPage) -> EgressPage:
         return page
     from dataclasses import replace
 
-    from fedad_components.egress_page import Refusal
     from fedad_components.flare.preflight import check
+    from fedad_components.job_reader import Refusal
 
     weak = [
         Refusal(item.what, item.detail) for item in check(kit, network=False) if item.what in _GUARDS and not item.ok
@@ -84,6 +91,7 @@ def _with_guards(kit: Path | None, page: EgressPage) -> EgressPage:
 
 def _print(page: EgressPage, kit: Path | None) -> None:
     from fedad_components.egress_page import PATHS, by_group
+    from fedad_components.job_reader import printable
     from fedad_components.privacy.policy import Rule
     from fedad_components.wire import Reason
 
@@ -93,9 +101,13 @@ def _print(page: EgressPage, kit: Path | None) -> None:
     config = page.config
     if config:
         say(
-            f"job {page.job}: experiment {config.federation.experiment}, data set {config.federation.data_set}, "
-            f"{config.federation.rounds} rounds, configuration {config.digest()[:12]}…\n"
+            f"job {printable(page.job)}: experiment {config.federation.experiment}, "
+            f"data set {config.federation.data_set}, {config.federation.rounds} rounds, "
+            f"configuration {config.digest()[:12]}…"
         )
+        for name, sites in page.deployed.items():
+            say(f"{printable(name)} goes to {printable(', '.join(sites))}")
+        say("")
         table = Table("layers", "tensors", Column("bytes", justify="right"), title="Leaves with each round")
         for group, tensors in by_group(page.tensors).items():
             table.add_row(group, str(len(tensors)), f"{sum(tensor.bytes for tensor in tensors):,}")
@@ -120,11 +132,11 @@ def _print(page: EgressPage, kit: Path | None) -> None:
         if page.claim:
             say(f"Planned: {page.claim}")
     for note in page.notes:
-        say(f"Note: {note}")
-    site = f"{kit}" if kit else "a site with the strictest policy (no --kit)"
+        say(f"Note: {printable(note)}")
+    site = f"{kit}" if kit else "a site with the default policy (no --kit)"
     if page.refusals:
         say(f"\nREFUSED by {site}:")
         for refusal in page.refusals:
-            say(f"  {refusal.by}: {refusal.why}")
+            say(f"  {refusal.by}: {printable(refusal.why)}")
     else:
         say(f"\nWould run at {site}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -17,11 +18,14 @@ from fedad_components.config import FedADConfig
 from fedad_components.egress_page import MEANINGS, PATHS, EgressPage, Tensor, by_group, make_page
 from fedad_components.fedsd.state import initial_state
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
+from fedad_components.flare.channels import JOB_CHANNELS_ID
+from fedad_components.flare.egress import StrictEgress
 from fedad_components.flare.executor import FedADExecutor
-from fedad_components.flare.provision import harden, provision, read_project
+from fedad_components.flare.provision import JOB_CHANNELS, PRIVACY_SCOPE, harden, provision, read_project
 from fedad_components.flare.recipe import FedADRecipe, export_job
 from fedad_components.flare.site import SitePaths, SitePolicy
 from fedad_components.imaging.catalogue import Catalogue
+from fedad_components.job_reader import LARGEST_FILE, SIGNATURES, printable
 from fedad_components.privacy.plan import make_plan
 from fedad_components.tensors import encode, payload_bytes
 from fedad_components.wire import ResultMeta
@@ -43,7 +47,7 @@ def exported(folder: Path, **sections: Any) -> Path:
 
 
 def page(job: Path, **options: Any) -> EgressPage:
-    return make_page(job, CLASS_ALLOW_LIST, executor=EXECUTOR, **options)
+    return make_page(job, CLASS_ALLOW_LIST, executor=EXECUTOR, scope=PRIVACY_SCOPE, **options)
 
 
 def data_sets(folder: Path, **entry: Any) -> Any:
@@ -128,24 +132,45 @@ def test_the_rule_that_refuses_is_named(
     assert [refusal.by for refusal in shown.refusals] == [by]
 
 
-def edit(job: Path, change: Any) -> None:
-    path = job / "app" / "config" / "config_fed_client.json"
-    content = json.loads(path.read_text())
+def edit(job: Path, change: Any, name: str = "app/config/config_fed_client.json") -> None:
+    content = json.loads((job / name).read_text())
     change(content)
-    path.write_text(json.dumps(content))
+    (job / name).write_text(json.dumps(content))
+
+
+def executor_of(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = content["executors"][0]["executor"]
+    return found
 
 
 METRICS = {"id": "metrics", "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent", "args": {}}
 PRIVACY_FILTER = {"tasks": ["*"], "filters": [{"path": "nvflare.app_common.filters.exclude_vars.ExcludeVars"}]}
+CONTROL = "\x1b[2J\nWould run at"
 
 
 @pytest.mark.parametrize(
     ("change", "by"),
     [
         (lambda content: content["components"].append(METRICS), "class_allow_list"),
+        (lambda content: content["components"].append(JOB_CHANNELS), "job"),
+        (lambda content: content["components"].append({"id": "x", "path": EXECUTOR, "args": {}}), "job"),
         (lambda content: content["task_result_filters"].append(PRIVACY_FILTER), "class_allow_list"),
-        (lambda content: content["executors"][0]["executor"].update(path="my.Executor"), "class_allow_list"),
-        (lambda content: content["executors"][0]["executor"]["args"]["config"].update(note=1), "job"),
+        (lambda content: content["task_data_filters"].append({"tasks": ["*"], "filters": [{"path": EXECUTOR}]}), "job"),
+        (
+            lambda content: content["task_result_filters"].append(
+                {"tasks": ["*"], "filters": [{"path": class_path(StrictEgress)}]}
+            ),
+            "job",
+        ),
+        (lambda content: executor_of(content).update(path="my.Executor"), "class_allow_list"),
+        (lambda content: executor_of(content).update(name="Other"), "job"),
+        (lambda content: executor_of(content)["args"].update(folder="/"), "job"),
+        (lambda content: executor_of(content)["args"]["config"].update(note=1), "job"),
+        (lambda content: executor_of(content)["args"].update(config=[]), "job"),
+        (lambda content: executor_of(content)["args"]["config"].update(seed=10**400), "job"),
+        (lambda content: executor_of(content)["args"]["config"].update(method=[]), "job"),
+        (lambda content: content["executors"].append(content["executors"][0]), "job"),
+        (lambda content: content["executors"].append({"tasks": ["x"], "executor": {"path": "my.Executor"}}), "job"),
         (lambda content: content.update(note=1), "job"),
         (lambda content: content.update(executors=3), "job"),
         (lambda content: content.update(executors=[]), "job"),
@@ -155,6 +180,90 @@ def test_a_job_that_names_anything_else_is_refused(tmp_path: Path, change: Any, 
     job = exported(tmp_path)
     edit(job, change)
     assert by in {refusal.by for refusal in page(job).refusals}
+    shown = show(job)
+    assert shown.exit_code == REFUSED
+    assert "Would run" not in shown.output
+
+
+def test_the_id_of_the_guards_is_named(tmp_path: Path) -> None:
+    job = exported(tmp_path)
+    edit(job, lambda content: content["components"].append(JOB_CHANNELS))
+    (refusal,) = page(job).refusals
+    assert f"'{JOB_CHANNELS_ID}'" in refusal.why
+
+
+@pytest.mark.parametrize(
+    ("change", "by", "word"),
+    [
+        (lambda meta: meta.update(scope="another"), "privacy scope", "'another'"),
+        (lambda meta: meta.update(scope=[PRIVACY_SCOPE]), "privacy scope", "expected none"),
+        (lambda meta: meta.update(deploy_map={}), "job", "deploy_map"),
+        (lambda meta: meta.update(deploy_map=["app"]), "job", "deploy_map"),
+        (lambda meta: meta["deploy_map"].update(other=["site-1"]), "job", "'other'"),
+        (lambda meta: meta["deploy_map"].update({"../app": ["site-1"]}), "job", "'../app'"),
+        (lambda meta: meta["deploy_map"].update(app=[{"sites": ["site-1"]}]), "job", "'app'"),
+    ],
+)
+def test_a_job_for_another_scope_or_app_is_refused(tmp_path: Path, change: Any, by: str, word: str) -> None:
+    job = exported(tmp_path)
+    edit(job, change, "meta.json")
+    (refusal,) = page(job).refusals
+    assert refusal.by == by
+    assert word in refusal.why
+
+
+def test_the_scope_may_be_fedads_and_the_sites_are_shown(tmp_path: Path) -> None:
+    job = exported(tmp_path)
+    edit(job, lambda meta: meta.update(scope=PRIVACY_SCOPE, deploy_map={"app": ["server", "site-1"]}), "meta.json")
+    assert page(job).to_json()["deployed"] == {"app": ["server", "site-1"]}
+    ran = show(job)
+    assert ran.exit_code == 0, ran.output
+    assert "app goes to server, site-1" in ran.output
+    assert "Would run at a site with the default policy" in ran.output
+
+
+DEEP = '{"a":' * 3000 + "1" + "}" * 3000
+
+
+@pytest.mark.parametrize("name", ["meta.json", "app/config/config_fed_client.json"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"\xff\xfe",
+        b'{"scope": "x", "scope": ""}',
+        b"[" * 100_000,
+        DEEP.encode(),
+        f'{{"scope": {DEEP}, "executors": [{{"executor": {{"path": {DEEP}}}}}]}}'.encode(),
+        b" " * (LARGEST_FILE + 1),
+    ],
+)
+def test_a_file_that_is_not_what_fedad_exports_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    job = exported(tmp_path)
+    (job / name).write_bytes(content)
+    shown = show(job)
+    assert shown.exit_code == REFUSED
+    assert f"'{name}'" in shown.output
+    assert "Would run" not in shown.output
+
+
+def test_a_configuration_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
+    job = exported(tmp_path)
+    path = job / "app" / "config" / "config_fed_client.json"
+    path.write_text(path.read_text().replace('"seed": 0', f'"seed": {DEEP}'))
+    assert show(job).exit_code == REFUSED
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """FLARE and this page might each take the other one."""
+    job = exported(tmp_path)
+    path = job / "app" / "config" / "config_fed_client.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 0, "seed": 1'))
+    (refusal,) = page(job).refusals
+    assert "twice" in refusal.why
 
 
 @pytest.mark.parametrize(
@@ -163,6 +272,11 @@ def test_a_job_that_names_anything_else_is_refused(tmp_path: Path, change: Any, 
         ("app/custom/leak.py", "byoc"),
         ("app/config/config_exchange.json", "job"),
         ("app/config/environment.json", "job"),
+        ("app/config/config_fed_client.conf", "job"),
+        ("app/config_fed_client.json", "job"),
+        ("app/.__nvfl_evil.py", "job"),
+        (f"app/config/{CONTROL}", "job"),
+        (f"{CONTROL}/leak.py", "job"),
     ],
 )
 def test_a_job_with_a_file_of_its_own_is_refused(tmp_path: Path, name: str, by: str) -> None:
@@ -170,12 +284,100 @@ def test_a_job_with_a_file_of_its_own_is_refused(tmp_path: Path, name: str, by: 
     (job / name).parent.mkdir(exist_ok=True)
     (job / name).write_text("{}")
     (refusal,) = page(job).refusals
-    assert (refusal.by, refusal.why.partition(":")[0]) == (by, name)
+    assert refusal.by == by
+    named = Path("app/custom") if by == "byoc" else name  # the folder is enough
+    assert refusal.why.startswith(f"{str(named)!a}:")
+    assert "\x1b" not in show(job).output
+    assert "\nWould run" not in show(job).output
+
+
+def link_to(target: str) -> Any:
+    return lambda path: path.symlink_to(target)
+
+
+@pytest.mark.parametrize("make", [link_to("/etc"), link_to("/etc/passwd"), link_to("nowhere"), os.mkfifo, Path.mkdir])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "meta.json",
+        "other",
+        "app/custom",
+        "app/config",
+        "app/config/config_fed_client.json",
+        f"app/config/{SIGNATURES[0]}",
+    ],
+)
+def test_what_is_no_plain_file_is_refused_unread(tmp_path: Path, name: str, make: Any) -> None:
+    job = exported(tmp_path)
+    path = job / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    make(path)
+    shown = show(job)
+    if (name, make) == ("other", Path.mkdir):  # an empty folder
+        assert shown.exit_code == 0
+    else:
+        assert shown.exit_code == REFUSED
+        assert name.removesuffix("/config") in shown.output  # an empty app/config is an app without configuration
+        assert "Would run" not in shown.output
+
+
+def test_the_job_itself_may_be_no_link(tmp_path: Path) -> None:
+    exported(tmp_path)
+    (tmp_path / "link").symlink_to("fedad_job")
+    refused = show(tmp_path / "link")
+    assert refused.exit_code == 1
+    assert "no link" in refused.output
+
+
+def test_folders_without_end_are_not_entered(tmp_path: Path) -> None:
+    job = exported(tmp_path)
+    (job / "app" / "/".join("d" * 100)).mkdir(parents=True)
+    (refusal,) = page(job).refusals
+    assert refusal.why.startswith("'app/d':")
+
+
+def test_nothing_of_the_job_reaches_the_terminal_raw(tmp_path: Path) -> None:
+    job = exported(tmp_path).rename(tmp_path / CONTROL)
+    assert "\x1b" not in show(job).output
+    edit(job, lambda meta: meta["deploy_map"].update(app=[CONTROL], **{CONTROL: ["x"]}), "meta.json")
+    edit(job, lambda content: executor_of(content)["args"]["config"].update({CONTROL: CONTROL, "method": CONTROL}))
+    refused = show(job)
+    assert refused.exit_code == REFUSED
+    assert "\x1b" not in refused.output
+    assert "\nWould run" not in refused.output
+    assert "unknown key" in refused.output
+    missing = show(tmp_path / f"{CONTROL}2")
+    assert missing.exit_code == 1
+    assert "\x1b" not in missing.output
+
+
+def test_printable_escapes_what_a_terminal_would_obey() -> None:
+    assert printable("a [b] 'c' \\ \x1b[31m\n\u202e\udc80é") == "a [b] 'c' \\ \\x1b[31m\\n\\u202e\\udc80\\xe9"
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"noise_multiplier": 1e-300},
+        {"noise_multiplier": 1e-200, "units_per_step": 625},
+        {"delta": 5e-324},
+    ],
+)
+def test_absurd_figures_are_a_note(tmp_path: Path, privacy: dict[str, Any]) -> None:
+    job = exported(tmp_path, **{**PRIVATE, "privacy": {**PRIVATE["privacy"], **privacy}})
+    policy = SitePolicy.model_validate({"privacy": {"min_noise_multiplier": 1e-320, "max_epsilon": None}})
+    shown = page(job, policy=policy, data_sets=data_sets(tmp_path, units=625))
+    assert shown.claim is None
+    assert [note.partition(":")[0] for note in shown.notes] == ["no epsilon can be planned"]
 
 
 def test_a_signed_job_is_what_was_exported(tmp_path: Path) -> None:
     job = exported(tmp_path)
-    (job / ".__nvfl_sig.json").write_text("{}")
+    for folder in (job, job / "app", job / "app" / "config"):
+        for name in SIGNATURES:
+            (folder / name).write_text("{}")
     assert page(job).refusals == ()
 
 
