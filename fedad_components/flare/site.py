@@ -8,6 +8,7 @@ restarts and resubmissions.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedad_components.config import FedADConfig, explain
 from fedad_components.files import make_private_dir
 from fedad_components.imaging.catalogue import UniqueKeyLoader
+from fedad_components.ledger_heads import FILE_NAME as LEDGER_HEADS
 from fedad_components.privacy.policy import PolicyRefused, PrivacyRules, Rule, check_rules
+from fedad_components.privacy.site_file import cause, is_there
+from fedad_components.wire import shown
 
 if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
@@ -100,6 +104,11 @@ class SitePaths:
         """Hash of the ledger's last row, kept apart from it."""
         return self.state / "_ledger_head.json"  # no name of an experiment, whose heads are beside it
 
+    @property
+    def ledger_heads(self) -> Path:
+        """At the server: the last head of each site's privacy ledger, over all experiments."""
+        return self.root / LEDGER_HEADS
+
     def experiment(self, name: str) -> Path:
         """At the server: checkpoint and records of an experiment, over all its jobs."""
         return make_private_dir(self.root / "experiments" / name)
@@ -112,7 +121,12 @@ class SitePaths:
 
 
 class SitePolicy(BaseModel):
-    """What a site allows, whatever a job asks for. An absent file means these defaults: the strictest choice."""
+    """What a site allows, whatever a job asks for.
+
+    An absent file means the defaults: jobs of any ``privacy.mode`` on any number of patients may train; the projection
+    head stays at the site, and no image is public; jobs with differential privacy are bound to sigma >= 1 and
+    delta <= 1e-5, and those of dp_sgd to epsilon <= 10 for adding or removing one unit (PRV accountant) over all jobs.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -170,21 +184,77 @@ class SitePolicy(BaseModel):
         """Read ``policy.yaml``.
 
         Raises:
-            SiteError: if it is unreadable or has an unknown key or a wrong value: a policy is never guessed.
+            SiteError: if something is there that is no such file, cannot be read, or has an unknown key or a wrong
+                value: a policy is never guessed.
         """
         path = Path(path)
-        if not path.exists():
-            return cls()
         try:
-            data = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise SiteError(f"{path}: cannot be read as YAML: {error}") from error
+            if not is_there(path):
+                return cls()
+            data = yaml.load(_text(path), Loader=_PlainLoader)
+        except OSError as error:
+            raise SiteError(f"{cause(path, error)}; only without the file do the defaults hold") from None
+        except RecursionError:
+            raise SiteError(f"{path}: nested too deeply: {_EXPECTED}") from None
+        except (ValueError, yaml.YAMLError) as error:  # a date that does not exist is a ValueError
+            raise SiteError(f"{path}: cannot be read as YAML: {error}") from None
         if not isinstance(data, dict):
-            raise SiteError(f"{path}: expected `key: value` lines, got {type(data).__name__}")
+            found = "nothing" if data is None else f"a {type(data).__name__}"
+            raise SiteError(f"{path}: {_EXPECTED}; found {found}")
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             wrong = "; ".join(
-                f"{'.'.join(map(str, item['loc']))} = {item['input']!r}: {item['msg']}" for item in error.errors()
+                f"{shown('.'.join(map(str, item['loc'])))} = {shown(item['input'])}: {item['msg']}"
+                for item in error.errors()
             )
             raise SiteError(f"{path}: {wrong}") from None
+
+
+_EXPECTED = "expected `key: value` lines; delete the file to have the defaults"
+_POLICY_BYTES = 64 * 1024
+"""Most bytes of a policy; the template's lines for 500 data sets take about half."""
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(_POLICY_BYTES + 1)
+    if len(content) > _POLICY_BYTES:
+        raise ValueError(f"more than {_POLICY_BYTES} bytes, which no policy has")
+    return content.decode("utf-8")
+
+
+class _PlainLoader(UniqueKeyLoader):
+    """Of YAML only what means the same to every reader: no anchors, aliases and tags, and numbers in decimals alone.
+
+    YAML 1.1 reads ``1:30`` as 90, and ``010`` as 8.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
+            raise yaml.composer.ComposerError(
+                None, None, "an anchor, alias or tag (&, *, !): expected the value itself", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def whole(self, node: yaml.ScalarNode) -> int:
+        """``100``, but not ``1_00``, ``0x64``, ``0144`` or ``1:40``."""
+        if not re.fullmatch(r"[-+]?(0|[1-9][0-9]{0,17})", node.value):
+            raise self._no_number(node)
+        return int(node.value)
+
+    def real(self, node: yaml.ScalarNode) -> float:
+        """``1.5`` or ``1.0e-5``, but not ``1:30.5``, ``.inf`` or ``.nan``."""
+        if not re.fullmatch(r"[-+]?[0-9]*\.?[0-9]*([eE][-+]?[0-9]+)?", node.value):
+            raise self._no_number(node)
+        return float(node.value)
+
+    def _no_number(self, node: yaml.ScalarNode) -> yaml.constructor.ConstructorError:
+        return yaml.constructor.ConstructorError(
+            None, None, f"{shown(node.value)}: expected a number in decimals, such as 8 or 0.5", node.start_mark
+        )
+
+
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.whole)
+_PlainLoader.add_constructor("tag:yaml.org,2002:float", _PlainLoader.real)

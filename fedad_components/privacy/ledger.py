@@ -3,7 +3,7 @@
 One SQLite file. Each row holds the SHA-256 of its content and of the row before it; the first row is a random number,
 so that a head reveals nothing. The head is also kept in the site's state, and the server has the one of each result: a
 ledger that was deleted, edited or set back contradicts them, and everything is refused until the newest copy is back.
-Reading changes nothing.
+Reading changes nothing, but that it undoes the half of a commit that a killed process left.
 
 A crash loses no charge: the row is committed before the head's file follows. Whoever writes next finds that file at
 most one row behind, never ahead, and brings it up to date before anything else.
@@ -32,7 +32,8 @@ from pydantic.dataclasses import dataclass
 from fedad_components.config import NAME_PATTERN, Positive
 from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
-from fedad_components.privacy.claim import PrivacyClaim
+from fedad_components.privacy.claim import ACCOUNTANTS, PrivacyClaim, adjacencies
+from fedad_components.privacy.site_file import cause, is_there
 
 BUSY_SECONDS = 120.0
 """How long a charge waits for those of other processes."""
@@ -131,6 +132,12 @@ class Row:
     hash: str
 
 
+def budget_text(name: str, budget: float, claim: PrivacyClaim) -> str:
+    """A budget of the policy, ``max_epsilon`` or ``max_epsilon_record``, with what it is an epsilon of."""
+    kind = "unit" if name == "max_epsilon" else "record"
+    return f"epsilon = {budget:g} for {adjacencies(claim.unit)[kind]} (delta = {claim.delta:g}, {ACCOUNTANTS[kind]})"
+
+
 class Ledger:
     """The ledger in ``path``, whose head is also kept in ``head_path``.
 
@@ -167,19 +174,30 @@ class Ledger:
             return row
 
     def entries(self, data_set: str | None = None) -> list[Row]:
-        """All verified rows, or those of a data set, in order; changes nothing.
+        """All verified rows, or those of a data set, in order.
 
         Raises:
             LedgerError: as :meth:`charge`.
         """
-        told = self._told_head()  # first: a ledger is made before its head
-        if not self.path.exists():
-            rows, _ = self._nothing(told)
-        else:
-            with self._open("ro") as connection:
-                connection.execute("BEGIN")
-                rows, _ = self._verified(connection)
+        with self._files():
+            told = self._told_head()  # first: a ledger is made before its head
+            if not is_there(self.path):
+                rows, _ = self._nothing(told)
+            else:
+                with self._open() as connection:
+                    connection.execute("PRAGMA query_only = ON")
+                    connection.execute("BEGIN")
+                    rows, _ = self._verified(connection)
         return [row for row in rows if data_set in (None, row.entry.data_set)]
+
+    def open_to_others(self) -> bool:
+        """Whether other accounts may read or write the file, which no charge is written to then.
+
+        Raises:
+            LedgerError: as :meth:`charge`.
+        """
+        with self._files():
+            return is_there(self.path) and bool(stat.S_IMODE(self.path.stat().st_mode) & 0o077)
 
     def head(self) -> str:
         """Hash of the last row; LedgerError if there is none, or the ledger cannot be trusted."""
@@ -256,12 +274,16 @@ class Ledger:
                     f"never trained on under another id"
                 )
             return None, None
-        reached = {"max_epsilon": claim.epsilon_unit, "max_epsilon_record": claim.epsilon_record or math.inf}
+        reached = {
+            "max_epsilon": claim.epsilon_unit,
+            "max_epsilon_record": claim.epsilon_record or math.inf,
+        }
         for name, budget in budgets.items():
             if budget is not None and not reached[name] <= budget:  # also where the budget is no number
                 raise BudgetExceeded(
-                    f"{where} would reach {claim}, and the site's {name} is {budget:g}: nothing was charged or "
-                    f"trained. Plan fewer rounds or more noise, or let the officer raise it in policy.yaml"
+                    f"{where} would reach {claim}, and the site's {name} is {budget_text(name, budget, claim)}: "
+                    f"nothing was charged or trained. Plan fewer rounds or more noise, or let the officer raise it in "
+                    f"policy.yaml"
                 )
         return claim.epsilon_unit, claim.epsilon_record
 
@@ -271,44 +293,76 @@ class Ledger:
 
         The head's file is up to date on entry, and is written nowhere else.
         """
-        told = self._told_head()
-        if not self.path.exists():
-            self._nothing(told)
-            make_private_dir(self.path.parent)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
-            raise LedgerError(f"{self.path}: others may read or write it: chmod 600 it")
-        with self._open("rw") as connection:
-            # With the folder's entry: a commit must outlive a loss of power if the head's file does.
-            connection.execute("PRAGMA synchronous = EXTRA")
-            connection.execute("BEGIN IMMEDIATE")
-            if not _schema(connection):
-                self._nothing(self._told_head())
-                _create(connection)  # a transaction of its own: no head may exist before its ledger
-                connection.execute("COMMIT")
+        with self._files():
+            told = self._told_head()
+            if not is_there(self.path):
+                self._nothing(told)
+                make_private_dir(self.path.parent)
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            if self.open_to_others():
+                raise LedgerError(f"{self.path}: others may read or write it: chmod 600 it")
+            with self._open() as connection:
+                # With the folder's entry: a commit must outlive a loss of power if the head's file does.
+                connection.execute("PRAGMA synchronous = EXTRA")
                 connection.execute("BEGIN IMMEDIATE")
-            rows, head = self._verified(connection)
-            if self._told_head() != (len(rows), head):
-                self._write_head(len(rows), head)
-            yield connection, rows, head
-            connection.execute("COMMIT")
+                if not _schema(connection):
+                    self._nothing(self._told_head())
+                    _create(connection)  # a transaction of its own: no head may exist before its ledger
+                    connection.execute("COMMIT")
+                    connection.execute("BEGIN IMMEDIATE")
+                rows, head = self._verified(connection)
+                if self._told_head() != (len(rows), head):
+                    self._write_head(len(rows), head)
+                yield connection, rows, head
+                connection.execute("COMMIT")
 
     @contextlib.contextmanager
-    def _open(self, mode: Literal["ro", "rw"]) -> Iterator[sqlite3.Connection]:
-        """The file's connection, with transactions begun and ended by hand; one that is left open is undone."""
-        address = f"{self.path.absolute().as_uri()}?mode={mode}"
+    def _files(self) -> Iterator[None]:
+        """What the operating system says of ledger, head or a folder of theirs, as a LedgerError."""
+        try:
+            yield
+        except OSError as error:
+            raise LedgerError(f"{cause(self.path, error)}; no training on this site's data sets until then") from None
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """The file's connection, with transactions begun and ended by hand; one that is left open is undone.
+
+        Opened for writing also to read it: SQLite must undo what a process that was killed in its commit left in the
+        file, and takes a file that this account may not write for reading alone.
+        """
+        address = f"{self.path.absolute().as_uri()}?mode=rw"
         try:
             connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
             with contextlib.closing(connection):
                 connection.text_factory = bytes  # an edited row may hold anything
                 yield connection
         except sqlite3.OperationalError as error:
-            raise LedgerError(
-                f"{self.path}: cannot be used now ({error}); nothing was charged. Its folder must be writable, with "
-                f"room on the disk, and other jobs' charges over"
-            ) from None
+            raise LedgerError(f"{self.path}: cannot be used now ({error}): {self._lacking()}") from None
         except sqlite3.DatabaseError as error:
             raise LedgerError(f"{self.path}: not a usable SQLite file ({error}): {_RESTORE}") from None
+
+    def _lacking(self) -> str:
+        """What keeps SQLite from a file that is there, and the fix."""
+        path = self.path.resolve()
+        journal = path.with_name(f"{path.name}-journal")
+        needed = ((path, os.R_OK, "read"), (path, os.W_OK, "write"), (path.parent, os.W_OK | os.X_OK, "write in"))
+        forbidden = next(
+            (
+                f"may not {verb} {place}"
+                for place, mode, verb in needed
+                if not os.access(place, mode, effective_ids=True)
+            ),
+            None,
+        )
+        if forbidden and journal.exists():
+            return (
+                f"a process was killed while it wrote, {journal.name} holds what undoes that, and this account "
+                f"{forbidden}: run as the site's account, or copy both files to a folder of yours and chmod u+w them"
+            )
+        if forbidden:
+            return f"this account {forbidden}: run as the site's account, or chmod u+rw the file and 700 its folder"
+        return "there must be room on the disk, and other jobs' charges must be over"
 
     def _nothing(self, told: tuple[int, str] | None) -> tuple[list[Row], str]:
         """No rows, which a missing or empty ledger has only where there is no head either."""
@@ -344,18 +398,21 @@ class Ledger:
     def _parsed(self, number: int, content: bytes, digest: str) -> Row:
         try:
             return _row(number, json.loads(content), digest)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LedgerError(f"{self.path}: row {number} is no charge ({error}): {_RESTORE}") from None
 
     def _told_head(self) -> tuple[int, str] | None:
         """Number and hash of the last row, as the site's state has them."""
-        if not self.head_path.exists():
+        if not is_there(self.head_path):
             return None
         try:
             content = json.loads(self.head_path.read_text(encoding="ascii"))
-            return int(content["number"]), str(content["hash"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            number, digest = content["number"], content["hash"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise LedgerError(f"{self.head_path}: not a ledger's head ({error}): {_RESTORE}") from None
+        if type(number) is not int or not isinstance(digest, str):
+            raise LedgerError(f"{self.head_path}: not a ledger's head (expected a whole number and a hash): {_RESTORE}")
+        return number, digest
 
     def _check_head(self, told: tuple[int, str] | None, hashes: Sequence[str]) -> None:
         """``hashes`` are those of all rows, from number 0, which is no charge: a crash may come before its head."""
@@ -380,6 +437,9 @@ class Ledger:
 
     def _write_head(self, number: int, digest: str) -> None:
         make_private_dir(self.head_path.parent)
+        # Only the holder of the transaction writes here: any other temporary file is of a process that was killed.
+        for leftover in self.head_path.parent.glob(f".{self.head_path.name}.*.tmp"):
+            leftover.unlink(missing_ok=True)
         content = json.dumps({"number": number, "hash": digest}) + "\n"
         write_atomic(self.head_path, content.encode("ascii"))
 

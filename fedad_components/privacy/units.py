@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedad_components.files import make_private_dir
+from fedad_components.privacy.site_file import cause, is_there
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,14 +35,18 @@ def unit_key(path: str | Path) -> bytes:
     be about units that no longer exist.
 
     Raises:
-        UnitsError: if the file has another length, or others may read it.
+        UnitsError: if there is no file but something else, it has another length, others may read it, or this account
+            may not.
     """
     path = Path(path)
-    if not path.exists():
-        _create_once(path)
-    if path.stat().st_mode & 0o077:
-        raise UnitsError(f"{path}: others may read this site's unit key: chmod 600 it")
-    key = path.read_bytes()
+    try:
+        if not is_there(path):
+            _create_once(path)
+        if path.stat().st_mode & 0o077:
+            raise UnitsError(f"{path}: others may read this site's unit key: chmod 600 it")
+        key = path.read_bytes()
+    except OSError as error:
+        raise UnitsError(f"this site's unit key: {cause(path, error)}") from None
     if len(key) != KEY_BYTES:
         raise UnitsError(
             f"{path}: expected {KEY_BYTES} bytes, found {len(key)}: restore this site's unit key from its backup"

@@ -38,7 +38,11 @@ def show(
 
     paths, ledger = _open(kit)
     try:
-        rows = ledger.entries(data_set)
+        everything = ledger.entries()
+        rows = [row for row in everything if data_set in (None, row.entry.data_set)]
+        if everything and not rows:
+            known = ", ".join(sorted({row.entry.data_set for row in everything}))
+            raise LedgerError(f"{ledger.path}: nothing was charged on data set {data_set!r}: expected one of {known}")
         policy = SitePolicy.load(paths.policy)
         names = sorted({row.entry.data_set for row in rows})
         totals = {name: _total(ledger, name, policy.rules(name)) for name in names}
@@ -90,11 +94,16 @@ def verify(
         rows = ledger.entries()
         if head is not None and not ledger.contains(head):
             raise LedgerError(f"{ledger.path}: does not hold {head}: rolled back since that result, or another site's")
+        exposed = ledger.open_to_others()
     except LedgerError as error:
         if as_json:
             print(json.dumps({"valid": False, "problem": str(error)}, indent=2))
         complain(error)
         raise typer.Exit(1) from None
+    if exposed:
+        complain(
+            f"{ledger.path}: others may read or write it, and it takes no charge until you chmod 600 it", "warning"
+        )
     last = rows[-1].hash if rows else None
     if as_json:
         print(json.dumps({"valid": True, "rows": len(rows), "head": last}, indent=2))
@@ -117,6 +126,8 @@ def _open(kit: Path) -> tuple[SitePaths, Ledger]:
 
 def _total(ledger: Ledger, data_set: str, rules: PrivacyRules) -> dict[str, Any]:
     """A data set's sum, as data and as a sentence in which no epsilon stands alone."""
+    from fedad_components.privacy.ledger import budget_text
+
     claim = ledger.claim(data_set)
     budgets = {"max_epsilon": rules.max_epsilon, "max_epsilon_record": rules.max_epsilon_record}
     if claim is None:
@@ -124,7 +135,7 @@ def _total(ledger: Ledger, data_set: str, rules: PrivacyRules) -> dict[str, Any]
         return {"claim": None, **budgets, "text": text}
     spent = {"max_epsilon": claim.epsilon_unit, "max_epsilon_record": claim.epsilon_record}
     left = [
-        f"{name}: {(spent[name] or 0.0) / budget:.0%} of {budget:g} spent"
+        f"{name}: {(spent[name] or 0.0) / budget:.0%} spent of {budget_text(name, budget, claim)}"
         for name, budget in budgets.items()
         if budget is not None
     ]

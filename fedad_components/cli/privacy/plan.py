@@ -57,6 +57,8 @@ def plan(
     from fedad_components.privacy.plan import PlanError, make_plan
 
     try:
+        if figure:
+            _check_figure(figure)
         planned = make_plan(
             units=units,
             units_per_step=units_per_step,
@@ -73,7 +75,8 @@ def plan(
 
             write_figure(planned, figure)
     except (PlanError, AccountantError, OSError, ValueError) as error:
-        complain(error)
+        goal = "" if target_epsilon is None else f"{_goal(target_epsilon, unit.value, delta)}: "
+        complain(f"{goal if isinstance(error, AccountantError) else ''}{error}")
         raise typer.Exit(1) from None
     if as_json:
         print(json.dumps(_content(planned), indent=2))
@@ -83,6 +86,18 @@ def plan(
             Console().print(f"figure: {figure}", highlight=False, soft_wrap=True)
     for warning in planned.warnings:
         complain(warning, "warning")
+
+
+def _check_figure(figure: Path) -> None:
+    """Before the plan is computed: matplotlib would write ``/folder.png`` for a folder."""
+    if figure.suffix.lower() not in (".svg", ".png") or figure.is_dir():
+        raise ValueError(f"--figure {figure}: expected the name of a file that ends in .svg or .png")
+
+
+def _goal(epsilon: float, unit: str, delta: float) -> str:
+    from fedad_components.privacy.claim import ACCOUNTANTS, adjacencies
+
+    return f"target epsilon = {epsilon:g} for {adjacencies(unit)['unit']} (delta = {delta:g}, {ACCOUNTANTS['unit']})"
 
 
 def _content(planned: Plan) -> dict[str, object]:

@@ -16,7 +16,8 @@ from nvflare.app_common.app_constant import AppConstants
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import initial_state
 from fedad_components.flare.context import set_configuration
-from fedad_components.flare.ingress import StrictIngress
+from fedad_components.flare.ingress import StrictIngress, check_task
+from fedad_components.wire import WireError
 
 CONFIG = FedADConfig.parse({"model": {"image_size": 32}, "federation": {"rounds": 5}})
 THETA = initial_state(CONFIG)
@@ -93,6 +94,32 @@ def test_cookies_with_a_text_are_dropped() -> None:
     let_in = StrictIngress().process(edit(lambda s: s.set_cookie_jar({"note": "a whole sentence"})), context())
     assert "DXO" not in let_in
     assert let_in.get_cookie_jar() is None
+
+
+def deep(levels: int = 5000) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        edit(lambda s: s.update({ReservedHeaderKey.HEADERS: ["a", "list"]})),
+        edit(lambda s: s.set_cookie_jar(deep())),
+        edit(lambda s: s.set_header(AppConstants.NUM_ROUNDS, deep())),
+        edit(lambda s: s.update(DXO=["a", "list"])),
+        {"no": "Shareable"},
+        None,
+    ],
+)
+def test_a_malformed_task_ends_as_any_other_that_is_refused(hostile: Any) -> None:
+    """The executor reports an empty task as task-refused."""
+    let_in = StrictIngress().process(hostile, context())
+    assert "DXO" not in let_in
+    with pytest.raises(WireError):
+        check_task(let_in, CONFIG)
 
 
 def test_a_round_comes_once_and_rounds_only_increase() -> None:

@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ def test_the_budget_is_kept_to_the_round(ledger: Ledger) -> None:
     ) as refused:
         ledger.charge(entry(3), max_epsilon=budget)
     assert f"{epsilon_unit([Charge(2.0, 0.1, 40)], 1e-5):.2f}" in str(refused.value)
+    stated = f"max_epsilon is epsilon = {budget:g} for adding or removing one bundle (delta = 1e-05, PRV accountant)"
+    assert stated in str(refused.value)
     assert ledger.head() == before
     with pytest.raises(BudgetExceeded, match="max_epsilon_record"):
         ledger.charge(entry(3), max_epsilon=None, max_epsilon_record=budget)
@@ -186,6 +188,11 @@ def edit(ledger: Ledger, *statements: str) -> None:
             connection.execute(statement)
 
 
+def become_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 TAMPERED: dict[str, Callable[[Ledger], Any]] = {
     "edited": lambda ledger: edit(
         ledger, "UPDATE ledger SET content = replace(content, '2.0', '9.0') WHERE number = 2"
@@ -209,6 +216,17 @@ TAMPERED: dict[str, Callable[[Ledger], Any]] = {
     "not a usable SQLite file": lambda ledger: ledger.path.write_bytes(b"x" * 4096),
     "missing, and .* has 3 rows": lambda ledger: ledger.head_path.unlink(),
     "not a ledger's head": lambda ledger: ledger.head_path.write_text("{}"),
+    "expected a whole number and a hash": lambda ledger: ledger.head_path.write_text('{"number": 1e999, "hash": "a"}'),
+    "not a ledger's head .*recursion": lambda ledger: ledger.head_path.write_text("[" * 100_000),
+    "a folder where a file is expected: move it away": lambda ledger: become_a_folder(ledger.path),
+    "head.json: a folder where": lambda ledger: become_a_folder(ledger.head_path),
+    "a link to a file that is missing": lambda ledger: (
+        ledger.path.rename(ledger.path.with_name("l")) and (ledger.path.symlink_to("elsewhere"))
+    ),
+    "privacy/ledger.sqlite: Not a directory": lambda ledger: (
+        shutil.rmtree(ledger.path.parent),
+        ledger.path.parent.write_bytes(b""),
+    ),
     "is not the one that": lambda ledger: ledger.head_path.write_text(json.dumps({"number": 3, "hash": "0" * 64})),
 }
 
@@ -310,6 +328,118 @@ def test_a_kill_in_the_midst_of_a_charge_leaves_none(ledger: Ledger, monkeypatch
     assert len(ledger.entries()) == 3
 
 
+def die_in_commit(path: Path) -> None:
+    """Be killed after SQLite has begun to write a transaction into the file: the journal that undoes it stays."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA cache_size = 1")  # so that the pages of the transaction go to the file at once
+    connection.execute("BEGIN IMMEDIATE")
+    for number in range(100, 400):
+        connection.execute("INSERT INTO ledger VALUES (?, ?, ?)", (number, "x" * 500, "y"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_in_commit(ledger: Ledger) -> Path:
+    """Leave a hot journal, and return its path."""
+    before = ledger.path.stat().st_size
+    process = multiprocessing.get_context("fork").Process(target=die_in_commit, args=(ledger.path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    journal = ledger.path.with_name(f"{ledger.path.name}-journal")
+    assert journal.stat().st_size
+    assert ledger.path.stat().st_size > before
+    return journal
+
+
+@pytest.mark.parametrize("use", ["entries", "contains", "claim", "show", "verify", "charge"])
+def test_whoever_comes_first_undoes_a_commit_that_was_killed(ledger: Ledger, tmp_path: Path, use: str) -> None:
+    charge(ledger, 3, **EXACT)
+    rows, content = ledger.entries(), ledger.path.read_bytes()
+    journal = kill_in_commit(ledger)
+    if use == "entries":
+        assert ledger.entries() == rows
+    elif use == "contains":
+        assert ledger.contains(rows[-1].hash)
+    elif use == "claim":
+        assert ledger.claim("images") is not None
+    elif use == "charge":
+        assert ledger.charge(entry(3, **EXACT), max_epsilon=None).number == 4
+        rows = [*rows, ledger.entries()[-1]]
+    else:
+        assert run(use, "--kit", str(tmp_path)).exit_code == 0
+    assert not journal.exists()
+    assert ledger.entries() == rows
+    assert use == "charge" or ledger.path.read_bytes() == content
+
+
+@pytest.fixture
+def nobodys_folder() -> Iterator[Path]:
+    """A folder of the account that the test runs as, which is not root: root may read and write everything."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, nobody = os.geteuid() == 0, 65534
+        if root:
+            os.chown(folder, nobody, nobody)
+            os.seteuid(nobody)
+        try:
+            yield Path(folder)
+        finally:
+            if root:
+                os.seteuid(0)
+            for path in Path(folder).rglob("*"):
+                path.chmod(0o700)
+
+
+def test_a_copy_that_may_not_be_written_is_read_unless_it_needs_undoing(nobodys_folder: Path) -> None:
+    ledger = Ledger(nobodys_folder / "privacy" / "ledger.sqlite", nobodys_folder / "state" / "head.json")
+    charge(ledger, 2, **EXACT)
+    rows = ledger.entries()
+    ledger.path.chmod(0o400)
+    ledger.path.parent.chmod(0o500)
+    assert ledger.entries() == rows
+    with pytest.raises(LedgerError, match=r"this account may not write .*ledger\.sqlite: .*chmod u\+rw"):
+        charge(ledger, 1, **EXACT)
+    ledger.path.chmod(0o600)
+    with pytest.raises(LedgerError, match=r"this account may not write in .*privacy: .*700 its folder"):
+        charge(ledger, 1, **EXACT)
+    ledger.path.parent.chmod(0o700)
+    kill_in_commit(ledger)
+    ledger.path.chmod(0o400)
+    ledger.path.parent.chmod(0o500)
+    with pytest.raises(LedgerError, match=r"was killed .*ledger\.sqlite-journal .*copy both files .*chmod u\+w"):
+        ledger.entries()
+    copy = Ledger(nobodys_folder / "copy" / "ledger.sqlite", ledger.head_path)
+    shutil.copytree(ledger.path.parent, copy.path.parent)
+    copy.path.parent.chmod(0o700)
+    for path in copy.path.parent.iterdir():
+        path.chmod(0o600)
+    assert copy.entries() == rows
+
+
+@pytest.mark.parametrize("closed", ["ledger", "head", "folder"])
+def test_what_this_account_may_not_open_is_named(nobodys_folder: Path, closed: str) -> None:
+    ledger = Ledger(nobodys_folder / "privacy" / "ledger.sqlite", nobodys_folder / "state" / "head.json")
+    charge(ledger, 1, **EXACT)
+    path = {"ledger": ledger.path, "head": ledger.head_path, "folder": ledger.path.parent}[closed]
+    path.chmod(0)
+    for use in (ledger.entries, lambda: ledger.charge(entry(1, **EXACT), max_epsilon=None)):
+        with pytest.raises(LedgerError, match=r"may not read .*ledger\.sqlite|Permission denied .*run as the owner"):
+            use()  # type: ignore[operator]
+    path.chmod(0o700)
+
+
+def test_the_next_charge_clears_what_a_killed_one_left(ledger: Ledger) -> None:
+    charge(ledger, **EXACT)
+    leftover = ledger.head_path.with_name(f".{ledger.head_path.name}.123.tmp")
+    other = ledger.head_path.with_name(".another.123.tmp")
+    for path in (leftover, other):
+        path.write_text("{")
+    ledger.entries()
+    assert leftover.exists()
+    charge(ledger, **EXACT)
+    assert not leftover.exists()
+    assert other.exists()
+
+
 def test_reading_changes_nothing_and_everything_is_private(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,7 +521,10 @@ def test_the_command_shows_and_verifies(ledger: Ledger, tmp_path: Path) -> None:
     charge(ledger, 2)
     shown = run("show", "--kit", str(tmp_path)).stdout
     assert "adding or removing one bundle (delta = 1e-05, PRV accountant)" in shown
-    assert "of 10 spent" in shown
+    assert "spent of epsilon = 10 for adding or removing one bundle (delta = 1e-05, PRV accountant)" in shown
+    absent = run("show", "--kit", str(tmp_path), "--data-set", "nosuch")
+    assert absent.exit_code == 1
+    assert "'nosuch': expected one of images" in absent.stderr
     content = json.loads(run("show", "--kit", str(tmp_path), "--json").stdout)
     total, row = content["data_sets"]["images"]["claim"], content["rows"][-1]
     assert total["steps"] == 20
@@ -402,6 +535,11 @@ def test_the_command_shows_and_verifies(ledger: Ledger, tmp_path: Path) -> None:
     verified = run("verify", "--kit", str(tmp_path), "--head", ledger.head(), "--json")
     assert json.loads(verified.stdout) == {"valid": True, "rows": 2, "head": ledger.head()}
     assert run("verify", "--kit", str(tmp_path), "--head", "0" * 64).exit_code == 1
+    assert verified.stderr == ""
+    ledger.path.chmod(0o644)
+    exposed = run("verify", "--kit", str(tmp_path))
+    assert exposed.exit_code == 0
+    assert "others may read or write it" in exposed.stderr
     TAMPERED["edited"](ledger)
     failed = run("verify", "--kit", str(tmp_path))
     assert failed.exit_code == 1

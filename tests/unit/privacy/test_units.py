@@ -117,6 +117,18 @@ def test_an_unusable_key_is_refused(tmp_path: Path) -> None:
         unit_key(path)
 
 
+def test_what_is_no_file_is_no_key(tmp_path: Path) -> None:
+    with pytest.raises(UnitsError, match="a folder where a file is expected: move it away"):
+        unit_key(tmp_path)
+    link = tmp_path / "key"
+    link.symlink_to(tmp_path / "absent")
+    with pytest.raises(UnitsError, match="a link to a file that is missing"):
+        unit_key(link)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UnitsError, match=r"unit key: .*Not a directory"):
+        unit_key(tmp_path / "file" / "key")
+
+
 def test_the_fingerprint_tells_keys_apart_without_being_one() -> None:
     assert key_fingerprint(KEY) == key_fingerprint(bytes(KEY)) != key_fingerprint(bytes(KEY_BYTES))
     assert key_fingerprint(KEY) != hashlib.sha256(KEY).hexdigest()
