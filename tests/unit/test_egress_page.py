@@ -32,7 +32,7 @@ from fedad_components.wire import ResultMeta
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 EXECUTOR = class_path(FedADExecutor)
-PRIVATE = {
+PRIVATE: dict[str, Any] = {
     "model": {"norm": "group", "image_size": 32},
     "privacy": {"mode": "dp_sgd", "units_per_step": 32},
     "federation": {"rounds": 3},
