@@ -212,8 +212,8 @@ class SitePolicy(BaseModel):
 
 
 _EXPECTED = "expected `key: value` lines; delete the file to have the defaults"
-_POLICY_BYTES = 64 * 1024
-"""Most bytes of a policy; the template's lines for 500 data sets take about half."""
+_POLICY_BYTES = 16 * 1024
+"""Most bytes of a policy, enough for 200 data sets; PyYAML takes quadratic time over what is nested."""
 
 
 def _text(path: Path) -> str:
