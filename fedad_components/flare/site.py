@@ -213,7 +213,7 @@ class SitePolicy(BaseModel):
 
 _EXPECTED = "expected `key: value` lines; delete the file to have the defaults"
 _POLICY_BYTES = 16 * 1024
-"""Most bytes of a policy, enough for 200 data sets; PyYAML takes quadratic time over what is nested."""
+"""Most bytes of a policy, enough for 200 data sets."""
 
 
 def _text(path: Path) -> str:
@@ -229,6 +229,11 @@ class _PlainLoader(UniqueKeyLoader):
 
     YAML 1.1 reads ``1:30`` as 90, and ``010`` as 8.
     """
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        if self.flow_level > 20:  # PyYAML looks ahead over all open brackets at each one
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()
