@@ -1,7 +1,7 @@
 """What the server remembers of the sites' privacy ledgers: the last head of each, over all experiments.
 
-A site whose ledger, with everything beside it, was set back to an earlier day does not hold that head any more, and would
-spend again what it has spent. The server sends the head with each task, and the site looks for it in its ledger.
+A site whose ledger, with everything beside it, was set back to an earlier day does not hold that head any more, and
+would spend again what it has spent. The server sends the head with each task, and the site looks for it in its ledger.
 """
 
 from __future__ import annotations

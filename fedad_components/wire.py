@@ -77,8 +77,9 @@ class TaskMeta(_Meta):
     config_digest: Digest
     round: int = Field(ge=0)
     lambda_t: float = Field(ge=0.0, allow_inf_nan=False)
-    ledger_heads: dict[str, Digest] = Field(
+    ledger_heads: dict[Annotated[str, Field(max_length=64)], Digest] = Field(
         default_factory=dict,
+        max_length=100_000,
         description="site_key -> head of that site's privacy ledger in its last result: a ledger that was rolled back, "
         "with everything else at the site, does not hold it any more",
     )

@@ -183,7 +183,7 @@ class CacheWriter:
         return self.side**2 * 3
 
     def add(self, record: FileRecord, frames: Sequence[np.ndarray] | np.ndarray) -> None:
-        """Add the next file: its record and frames ``uint8 (side, side, 3)``; repeats become duplicates, or are kept."""
+        """Add the next file: its record and frames ``uint8 (side, side, 3)``; repeats are duplicates, or kept."""
         if record.reason is None and record.sha256 in self._first_of and not self.keep_duplicates:
             detail = f"same pixels as {self._first_of[record.sha256]}"
             record = FileRecord(*record.identity, reason=Reason.DUPLICATE, detail=detail)

@@ -31,8 +31,8 @@ class PlanError(ValueError):
 def sample_rate(units: int, units_per_step: int) -> float:
     """q = units_per_step / units: the probability with which a step draws each unit.
 
-    Rounded up to a multiple of 2^-24: the coins are float32 numbers of that grain, which fall below any other q with the
-    next larger probability. What is accounted for is what is drawn.
+    Rounded up to a multiple of 2^-24: the coins are float32 numbers of that grain, which fall below any other q with
+    the next larger probability. What is accounted for is what is drawn.
 
     Raises:
         PlanError: if fewer units are declared than a step is to use.
