@@ -59,10 +59,12 @@ def test_errors_name_all(tmp_path: Path, line: str, key: str, value: str) -> Non
         assert part in str(caught.value)
 
 
-def test_declaring_units_decodes_nothing_again(tmp_path: Path) -> None:
-    plain, declared = entry(tmp_path, "fit: crop"), entry(tmp_path, "units: 625")
+def test_declaring_units_decodes_again_since_duplicates_then_stay(tmp_path: Path) -> None:
+    plain, declared, more = entry(tmp_path, "fit: crop"), entry(tmp_path, "units: 625"), entry(tmp_path, "units: 700")
     assert (plain.units, declared.units) == (None, 625)
-    assert plain.definition(64) == declared.definition(64)
+    assert (plain.keeps_duplicates, declared.keeps_duplicates) == (False, True)
+    assert plain.definition(64) != declared.definition(64)
+    assert declared.definition(64) == more.definition(64)
 
 
 @pytest.mark.parametrize(
