@@ -300,7 +300,7 @@ def _plan(config: FedADConfig, units: int | None, policy: SitePolicy) -> tuple[P
     if privacy.mode != "dp_sgd":
         return None, []
     if units is None:
-        return None, ["the planned epsilon depends on the data set's `units`: give --kit"]
+        return None, ["the planned epsilon depends on the data set's `units`, in the catalogue of a site's --kit"]
     try:
         charge = Charge(
             privacy.noise_multiplier,

@@ -14,6 +14,7 @@ from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
     from fedad_components.egress_page import EgressPage
+    from fedad_components.job_reader import Refusal
 
 app = typer.Typer(no_args_is_help=True, help="See what a job would let out of a site.")
 
@@ -86,7 +87,36 @@ def _with_guards(kit: Path | None, page: EgressPage) -> EgressPage:
     weak = [
         Refusal(item.what, item.detail) for item in check(kit, network=False) if item.what in _GUARDS and not item.ok
     ]
-    return replace(page, refusals=(*page.refusals, *weak))
+    return replace(page, refusals=(*page.refusals, *weak, *_of_the_ledger(kit, page)))
+
+
+def _of_the_ledger(kit: Path, page: EgressPage) -> list[Refusal]:
+    """What the data set's earlier rounds forbid: an epsilon beside rounds without one, and the other way round."""
+    from fedad_components.flare.site import SitePaths, SitePolicy
+    from fedad_components.job_reader import Refusal
+    from fedad_components.privacy.ledger import PROTECTED_MODE, Ledger, LedgerError
+
+    if page.config is None:
+        return []
+    paths, data_set = SitePaths.of_kit(kit), page.config.federation.data_set
+    rules = SitePolicy.load(paths.policy).rules(data_set)
+    try:
+        rows = Ledger(paths.ledger, paths.ledger_head).entries(data_set)
+    except LedgerError as error:
+        return [Refusal("ledger", str(error))]
+    protected = page.config.privacy.mode == PROTECTED_MODE
+    others = sum((row.entry.mode == PROTECTED_MODE) != protected for row in rows)
+    if not others or (rules.max_epsilon is None and rules.max_epsilon_record is None):
+        return []
+    kind = "without" if protected else "with"
+    return [
+        Refusal(
+            "ledger",
+            f"data set {data_set!r} has been charged for {others} rounds {kind} differential privacy, and has a "
+            f"budget: it cannot have both kinds. Register images that were never trained on under another id, or give "
+            f"up the budget (max_epsilon: null)",
+        )
+    ]
 
 
 def _print(page: EgressPage, kit: Path | None) -> None:

@@ -31,6 +31,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import psutil
+from nvflare.fuel.flare_api.api_spec import NoConnection, SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedad_components.flare.provision import provision, read_project
@@ -252,8 +253,23 @@ class Federation:
         return str(self.session(user).submit_job(str(copy)))
 
     def status(self, job_id: str) -> str:
-        """FLARE's status of a job, e.g. ``RUNNING`` or ``FINISHED:COMPLETED``."""
-        return str(self.session().get_job_meta(job_id)["status"])
+        """FLARE's status of a job, e.g. ``RUNNING`` or ``FINISHED:COMPLETED``.
+
+        A busy server may let a session time out: while it lives, it is asked again.
+
+        Raises:
+            FederationError: if it does not answer for a minute, or has ended.
+        """
+        deadline = time.monotonic() + 60.0
+        while True:
+            try:
+                return str(self.session().get_job_meta(job_id)["status"])
+            except (NoConnection, SessionClosed) as error:
+                self._close_sessions()
+                self._check_alive([SERVER])
+                if time.monotonic() > deadline:
+                    raise FederationError(f"the server does not answer: {error}\n{self._tail(SERVER)}") from error
+                time.sleep(4 * POLL)
 
     def wait(self, job_id: str, timeout: float, on_poll: Callable[[str], None] | None = None) -> str:
         """Wait until a job has finished; returns its status.

@@ -20,7 +20,7 @@ from fedad_components.config import ConfigError, FedADConfig
 from fedad_components.demo.data import DemoData, DemoDataError, Labelled, prepare_embedded, prepare_wbc
 from fedad_components.demo.federation import Federation, FederationError
 from fedad_components.demo.report import write_report
-from fedad_components.demo.summary import Summary, build_summary
+from fedad_components.demo.summary import UNTRAINED, Summary, build_summary
 from fedad_components.evaluation.features import extract_features
 from fedad_components.evaluation.probe import ProbeResult, linear_probe
 from fedad_components.fedsd.model import build_extractor
@@ -38,8 +38,6 @@ from fedad_components.records import RoundRecord, read_records
 
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
-UNTRAINED = "untrained extractor"
-
 
 DECLARED_UNITS = {"embedded": 16, "wbc": 128}
 """Bundles that each hospital's catalogue declares: about eight images each. A demo's choice, too few for a real one."""

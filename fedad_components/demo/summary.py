@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedad_components.atsa import ATSA
+from fedad_components.benchmark.results import LEARNT_BELOW
 from fedad_components.config import FedADConfig
 from fedad_components.demo.data import DemoData
 from fedad_components.evaluation.probe import ProbeResult
@@ -21,6 +22,8 @@ from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
 from fedad_components.records import Losses, RoundRecord
 from fedad_components.wire import SILENT_MODES
 
+UNTRAINED = "untrained extractor"
+"""Name of the probe's reference: the same network with its first weights"""
 SOFTWARE = ("fedad", "nvflare", "torch", "torchvision", "monai", "scikit-learn", "pydicom", "numpy")
 
 
@@ -152,7 +155,7 @@ def build_summary(
         unseen=UnseenSite(site=data.unseen.site, label=data.unseen.label, description=data.unseen.description),
         probe=probe,
         privacy=_privacy(records, config),
-        notes=[*notes, *_atsa_note(records, config)],
+        notes=[*notes, *_atsa_note(records, config), *_learning_notes(records, config, probe)],
         versions=_versions(),
         finished_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         wall_s=wall_s,
@@ -185,6 +188,24 @@ def _atsa_note(records: Sequence[RoundRecord], config: FedADConfig) -> list[str]
         schedule.update(record.instability)
     warning = schedule.warning()
     return [warning] if warning else []
+
+
+def _learning_notes(records: Sequence[RoundRecord], config: FedADConfig, probe: ProbeResult | None) -> list[str]:
+    """Whether anything was learnt: NT-Xent beside chance, and the probe beside an extractor that was never trained."""
+    notes, chance = [], math.log(2 * config.training.batch_size - 1)
+    losses = [loss.contrastive for loss in records[-1].losses.values() if loss.contrastive] if records else []
+    if losses and sum(losses) / len(losses) > LEARNT_BELOW * chance:
+        notes.append(
+            f"Almost nothing was learnt: the contrastive loss ended at {sum(losses) / len(losses):.2f}, and "
+            f"{chance:.2f} is chance. A demo is short; an experiment needs many more rounds."
+        )
+    untrained = probe.references.get(UNTRAINED) if probe else None
+    if probe and untrained and probe.f1 <= untrained.f1:
+        notes.append(
+            f"The extractor is worth no more than an untrained one on {probe.label}: macro F1 {probe.f1:.3f} against "
+            f"{untrained.f1:.3f}. The demo shows that the federation works, not what the method can do."
+        )
+    return notes
 
 
 def _versions() -> dict[str, str]:

@@ -26,6 +26,7 @@ from fedad_components.flare.recipe import FedADRecipe, export_job
 from fedad_components.flare.site import SitePaths, SitePolicy
 from fedad_components.imaging.catalogue import Catalogue
 from fedad_components.job_reader import LARGEST_FILE, SIGNATURES, printable
+from fedad_components.privacy.ledger import Entry, Ledger
 from fedad_components.privacy.plan import make_plan
 from fedad_components.tensors import encode, payload_bytes
 from fedad_components.wire import ResultMeta
@@ -448,3 +449,19 @@ def test_groups_are_layers() -> None:
     names = ("conv1.weight", "layer1.0.bn1.bias", "layer1.1.conv1.weight")
     groups = by_group([Tensor(name, (1,), "float32", 4) for name in names])
     assert {group: len(tensors) for group, tensors in groups.items()} == {"conv1": 1, "layer1": 2}
+
+
+def test_a_data_set_with_rounds_of_the_other_kind_is_refused_as_the_ledger_will(kit: Path, tmp_path: Path) -> None:
+    used = tmp_path / "used"
+    shutil.copytree(kit, used)
+    paths = SitePaths.of_kit(used)
+    Ledger(paths.ledger, paths.ledger_head).charge(
+        Entry(data_set="images", experiment="e", job_id="j", round=0, mode="none"), max_epsilon=10.0
+    )
+    job = exported(tmp_path, **PRIVATE)
+    refused = json.loads(show(job, "--kit", used, "--json").output)
+    assert [refusal["by"] for refusal in refused["refusals"]] == ["ledger"]
+    assert "charged for 1 rounds without differential privacy" in refused["refusals"][0]["why"]
+    assert show(job, "--kit", used).exit_code == 3
+    paths.policy.write_text("privacy: {max_epsilon: null}\n")
+    assert show(job, "--kit", used).exit_code == 0

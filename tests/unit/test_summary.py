@@ -9,7 +9,7 @@ import pytest
 
 from fedad_components.config import FedADConfig
 from fedad_components.demo.data import DemoData, Labelled, Unseen
-from fedad_components.demo.summary import Summary, SummaryError, build_summary
+from fedad_components.demo.summary import UNTRAINED, Summary, SummaryError, build_summary
 from fedad_components.evaluation.probe import ProbeResult, linear_probe
 from fedad_components.records import RoundRecord
 
@@ -107,6 +107,18 @@ def test_it_says_when_lambda_did_not_adapt() -> None:
     steady = [round_record(number, instability=0.02) for number in range(3)]
     assert any("ATSA did not adapt" in note for note in summary(steady).notes)
     assert summary(notes=["mind this"]).notes == ["mind this"]  # Delta halves: exp(-k Delta) spans 0.14 to 0.51
+
+
+def test_it_says_when_nothing_was_learnt() -> None:
+    at_chance = {"total": 3.5, "contrastive": 3.4, "alignment": 0.1, "orthogonality": 0.0}  # ln 31 = 3.43
+    records = [round_record(number, losses={"north": at_chance}) for number in range(3)]
+    assert any("Almost nothing was learnt" in note and "3.43 is chance" in note for note in summary(records).notes)
+    probe = summary().probe
+    assert probe is not None
+    worse = probe.compared_with(UNTRAINED, probe)
+    assert any("no more than an untrained one" in note for note in summary(probe=worse).notes)
+    better = worse.model_copy(update={"f1": 0.99})
+    assert not any("untrained" in note for note in summary(probe=better).notes)
 
 
 def test_round_trip(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def verify(
     kit: Kit = Path("."),
     head: Annotated[
         str | None,
-        typer.Option(help="ledger_head of this site in the server's rounds.jsonl: a ledger set back does not hold it."),
+        typer.Option(help="ledger_heads of this site in the server's rounds.jsonl: a ledger set back lacks it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
