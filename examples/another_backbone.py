@@ -66,9 +66,7 @@ def main() -> None:
             student = Student(extractor, heads[site], teacher, config, device)
             for batch in images[torch.randperm(len(images), generator=generator)].split(8):
                 loss, _ = student.step(views(batch, generator), lambda_t=0.5)
-            print(
-                f"round {number}, {site}: " + ", ".join(f"{key} {value:.3f}" for key, value in loss._asdict().items())
-            )
+            print(f"round {number}, {site}: loss {loss.total:.3f}, NT-Xent {loss.contrastive:.3f}")
             mean.add({key: tensor for key, tensor in extractor.state_dict().items() if tensor.is_floating_point()}, 1)
         theta = {**theta, **mean.result()}
 
