@@ -175,18 +175,18 @@ def _lower_bounds(claim: PrivacyClaim, config: FedADConfig) -> dict[str, float]:
     from fedad_components.privacy.accountant import AccountantError, Charge, epsilon_record, epsilon_unit
     from fedad_components.privacy.plan import PlanError, sample_rate
 
+    units_per_step = config.privacy.units_per_step
     try:
-        if claim.sample_rate < sample_rate(claim.units, config.privacy.units_per_step):
-            raise WireError(
-                f"claim.sample_rate: {claim.sample_rate:g}, below units_per_step {config.privacy.units_per_step} of "
-                f"{claim.units} units"
-            )
+        rate = sample_rate(claim.units, units_per_step)
         charges = [Charge(claim.noise_multiplier, claim.sample_rate, claim.steps)]
-        return {
+        bounds = {
             "epsilon_unit": epsilon_unit(charges, claim.delta),
             "epsilon_record": epsilon_record(charges, claim.delta),
         }
     except (PlanError, AccountantError, ValueError) as error:
-        if isinstance(error, WireError):
-            raise
         raise WireError(f"claim: no epsilon can be computed for it: {shown(error)}") from None
+    if claim.sample_rate < rate:
+        raise WireError(
+            f"claim.sample_rate: {claim.sample_rate:g}, below units_per_step {units_per_step} of {claim.units} units"
+        )
+    return bounds

@@ -14,6 +14,7 @@ from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
     from fedad_components.egress_page import EgressPage
+    from fedad_components.flare.site import SitePolicy
     from fedad_components.job_reader import Refusal
 
 app = typer.Typer(no_args_is_help=True, help="See what a job would let out of a site.")
@@ -55,6 +56,7 @@ def show(
         data_sets = Catalogue.load(SitePaths.of_kit(kit).catalogue).data_sets if kit else None
         page = _with_guards(
             kit,
+            policy,
             make_page(
                 job,
                 CLASS_ALLOW_LIST,
@@ -75,9 +77,9 @@ def show(
         raise typer.Exit(REFUSED)
 
 
-def _with_guards(kit: Path | None, page: EgressPage) -> EgressPage:
+def _with_guards(kit: Path | None, policy: SitePolicy | None, page: EgressPage) -> EgressPage:
     """The page, refused where the kit lacks what the page counts on."""
-    if kit is None:
+    if kit is None or policy is None:
         return page
     from dataclasses import replace
 
@@ -87,19 +89,19 @@ def _with_guards(kit: Path | None, page: EgressPage) -> EgressPage:
     weak = [
         Refusal(item.what, item.detail) for item in check(kit, network=False) if item.what in _GUARDS and not item.ok
     ]
-    return replace(page, refusals=(*page.refusals, *weak, *_of_the_ledger(kit, page)))
+    return replace(page, refusals=(*page.refusals, *weak, *_of_the_ledger(kit, policy, page)))
 
 
-def _of_the_ledger(kit: Path, page: EgressPage) -> list[Refusal]:
+def _of_the_ledger(kit: Path, policy: SitePolicy, page: EgressPage) -> list[Refusal]:
     """What the data set's earlier rounds forbid: an epsilon beside rounds without one, and the other way round."""
-    from fedad_components.flare.site import SitePaths, SitePolicy
+    from fedad_components.flare.site import SitePaths
     from fedad_components.job_reader import Refusal
     from fedad_components.privacy.ledger import PROTECTED_MODE, Ledger, LedgerError
 
     if page.config is None:
         return []
     paths, data_set = SitePaths.of_kit(kit), page.config.federation.data_set
-    rules = SitePolicy.load(paths.policy).rules(data_set)
+    rules = policy.rules(data_set)
     try:
         rows = Ledger(paths.ledger, paths.ledger_head).entries(data_set)
     except LedgerError as error:

@@ -13,8 +13,6 @@ from fedad_components.fedsd.state import load_wire_state, wire_state
 from fedad_components.methods.local import LocalMethod, squared_distance
 
 ONLINE, TARGET, SCALE = "online.", "target.", "scale"
-ALL = "batch"
-"""The norm under which wire_state keeps BatchNorm's statistics."""
 
 
 def byol(prediction: Tensor, target: Tensor) -> Tensor:
@@ -41,20 +39,20 @@ class FedEMA(LocalMethod):
         self._target = (copy.deepcopy(extractor), copy.deepcopy(head))
         self._scale = self.kept.get(SCALE)
         if self.kept:
-            load_wire_state(self._part(TARGET), *self._target, ALL)
+            load_wire_state(self._part(TARGET), *self._target)
             self._keep_own(extractor, head)
         for module in self._target:
             module.train().requires_grad_(False)
 
     def _keep_own(self, extractor: nn.Module, head: nn.Module) -> None:
         own = (copy.deepcopy(extractor), copy.deepcopy(head))
-        load_wire_state(self._part(ONLINE), *own, ALL)
+        load_wire_state(self._part(ONLINE), *own)
         divergence = squared_distance(extractor.parameters(), own[0].parameters()).sqrt().cpu()
         if self._scale is None:
             self._scale = self.config.baselines.ema_tau / divergence.clamp_min(1e-12)
         mu = float((self._scale * divergence).clamp_max(1.0))
-        mine, theirs = wire_state(*own, ALL), wire_state(extractor, head, ALL)
-        load_wire_state({name: torch.lerp(theirs[name], mine[name], mu) for name in mine}, extractor, head, ALL)
+        mine, theirs = wire_state(*own), wire_state(extractor, head)
+        load_wire_state({name: torch.lerp(theirs[name], mine[name], mu) for name in mine}, extractor, head)
 
     def contrastive(self, x: Tensor, z_s: Tensor, z_d: Tensor) -> Tensor:
         extractor, head = self._target
@@ -70,8 +68,8 @@ class FedEMA(LocalMethod):
 
     def end_round(self, extractor: nn.Module, head: nn.Module) -> None:
         self.kept = {
-            **{ONLINE + name: tensor for name, tensor in wire_state(extractor, head, ALL).items()},
-            **{TARGET + name: tensor for name, tensor in wire_state(*self._target, ALL).items()},
+            **{ONLINE + name: tensor for name, tensor in wire_state(extractor, head).items()},
+            **{TARGET + name: tensor for name, tensor in wire_state(*self._target).items()},
             **({} if self._scale is None else {SCALE: self._scale}),
         }
 

@@ -14,9 +14,6 @@ from fedad_components.fedsd.state import load_wire_state, wire_state
 from fedad_components.fedsd.teacher import Teacher
 from fedad_components.methods.local import LocalMethod
 
-ALL = "batch"
-"""The norm under which wire_state keeps BatchNorm's statistics: a frozen model needs its own."""
-
 
 def model_contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
     """Eq. 3: -log exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)), a mean.
@@ -38,7 +35,7 @@ class Moon(LocalMethod):
             return
         self._global = Teacher(extractor, head, training, device)
         previous, previous_head = copy.deepcopy(extractor), copy.deepcopy(head)
-        load_wire_state(self.kept, previous, previous_head, ALL)
+        load_wire_state(self.kept, previous, previous_head)
         self._previous = Teacher(previous, previous_head, training, device)
 
     def pull(self, x: Tensor, z_s: Tensor) -> Tensor:
@@ -52,4 +49,4 @@ class Moon(LocalMethod):
 
     @torch.no_grad()
     def end_round(self, extractor: nn.Module, head: nn.Module) -> None:
-        self.kept = wire_state(extractor, head, ALL)
+        self.kept = wire_state(extractor, head)
