@@ -46,10 +46,18 @@ class InitialWeights(_Section):
 
 
 class ModelConfig(_Section):
-    """Extractor f(x; theta): torchvision's ResNet-18 without its last layer, 512 features."""
+    """Extractor f(x; theta): torchvision's ResNet-18 without its last layer, 512 features (256 at half its width)."""
 
     image_size: int = Field(
-        224, ge=32, le=1024, description="side of a view in pixels; below 96 the stem is 3x3 stride 1 without max-pool"
+        224, ge=32, le=1024, description="side of a view in pixels; below 96 the stem is small, unless it is chosen"
+    )
+    stem: Literal["auto", "imagenet", "small"] = Field(
+        "auto",
+        description="imagenet: 7x7, stride 2, and max-pool; small: 3x3, stride 1, without max-pool, which sees small "
+        "images better and costs 16 times as much; auto: by the view's side",
+    )
+    base_channels: Literal[64, 32] = Field(
+        64, description="channels of the stem: 64 is ResNet-18; 32 is half its width, for machines without a GPU"
     )
     norm: Literal["batch", "local", "group", "folded"] = Field(
         "batch",
@@ -167,7 +175,10 @@ class TrainingConfig(_Section):
         0, ge=0, description="0: all images of the data set; n: a seeded subset of n, the same in each round"
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: CUDA where there is one")
-    amp: Literal["auto", "off"] = Field("auto", description="auto: bf16 autocast where the GPU supports it")
+    amp: Literal["auto", "bf16", "off"] = Field(
+        "auto",
+        description="auto: bf16 autocast where the GPU supports it; bf16: also on a CPU, which has to support it",
+    )
     teacher_precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 where the device computes it natively, else fp32"
     )

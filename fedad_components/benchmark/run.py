@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from fedad_components import __version__
 from fedad_components.benchmark.results import FILE_NAME as RESULTS
 from fedad_components.benchmark.results import Facts, Results, ResultsError, Row
-from fedad_components.benchmark.variants import PRESETS, VARIANTS, Variant, configuration
+from fedad_components.benchmark.variants import PRESETS, Variant, configuration, find_variant
 from fedad_components.benchmark.wbc import Laboratories, load
 from fedad_components.config import FedADConfig
 from fedad_components.evaluation.finetune import FineTuning, fine_tune
@@ -116,7 +116,7 @@ def execute(run: Run) -> list[Row]:
         DemoDataError: if the images are not there.
         TrainingError, ProbeError: from training and evaluation.
     """
-    variant, preset = VARIANTS[run.variant], PRESETS[run.preset]
+    variant, preset = find_variant(run.variant), PRESETS[run.preset]
     laboratories = load(run.data_dir, run.target, preset.image_size, run.out / "cache")
     run.folder.mkdir(parents=True, exist_ok=True)
     config = configuration(variant, preset, run.seed, len(laboratories.sources))

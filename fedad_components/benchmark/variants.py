@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedad_components.config import FedADConfig
 from fedad_components.methods import METHODS
+from fedad_components.settings import apply_settings
 
 STAIN_JITTER = 0.4
 JITTERED = "+stain_jitter"
@@ -58,10 +60,30 @@ VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in _PLAIN} 
     if variant.name not in _UNCHANGED
 }
 
+CHANGED, AND = "@", "+"
+"""Between a row's name and the settings in which a run deviates from it, and between those."""
+
 BASELINE = "fedavg_ssl"
 """What every other method is tested against."""
 ALWAYS = ("random", BASELINE, "private_head", "centralized_supervised")
 """Rows without which no table is honest: they are run whatever is asked for."""
+
+
+def find_variant(name: str) -> Variant:
+    """A row by its name, or one that deviates from it: ``fedad@loss.gamma=0+views.hue=0.1+stain_jitter``.
+
+    Raises:
+        ValueError: if there is no such row, or a setting is wrong.
+    """
+    if name in VARIANTS:
+        return VARIANTS[name]
+    base, _, changes = name.removesuffix(JITTERED).partition(CHANGED)
+    if base not in VARIANTS:
+        raise ValueError(f"method {base!r}: expected one of {', '.join(VARIANTS)}")
+    variant = VARIANTS[base + JITTERED if name.endswith(JITTERED) else base]
+    settings = apply_settings(copy.deepcopy(dict(variant.settings)), changes.split(AND))
+    configuration(replace(variant, settings=settings), PRESETS["quick"], 0, 2)  # refuses unknown settings here
+    return replace(variant, name=name, title=f"{variant.title}, {changes}", settings=settings)
 
 
 def honest(names: Iterable[str]) -> list[str]:
@@ -70,10 +92,9 @@ def honest(names: Iterable[str]) -> list[str]:
     Raises:
         ValueError: naming a variant that does not exist.
     """
-    plain = dict.fromkeys(name.removesuffix(JITTERED) for name in (*ALWAYS, *names))
-    if unknown := [name for name in plain if name not in VARIANTS]:
-        raise ValueError(f"method {unknown[0]!r}: expected one of {', '.join(VARIANTS)}")
-    return [name for name in VARIANTS if name.removesuffix(JITTERED) in plain]
+    plain = dict.fromkeys(find_variant(name.removesuffix(JITTERED)).name for name in (*ALWAYS, *names))
+    listed = [name for name in VARIANTS if name.removesuffix(JITTERED) in plain]
+    return listed + [name + jitter for name in plain if name not in VARIANTS for jitter in ("", JITTERED)]
 
 
 @dataclass(frozen=True)
@@ -86,11 +107,16 @@ class Preset:
     epochs: int
     max_images: int
     """Of each laboratory; 0: all."""
+    base_channels: int = 64
+    stem: str = "auto"
+    amp: str = "auto"
     protocols: tuple[str, ...] = ("source", "target", "few-shot", "knn")
 
 
 PRESETS: Mapping[str, Preset] = {
-    "quick": Preset(image_size=96, batch_size=32, rounds=5, epochs=2, max_images=96),
+    "quick": Preset(
+        image_size=64, batch_size=64, rounds=20, epochs=3, max_images=200, base_channels=32, stem="imagenet", amp="bf16"
+    ),
     "full": Preset(image_size=96, batch_size=64, rounds=27, epochs=3, max_images=0),
 }
 
@@ -99,10 +125,11 @@ def configuration(variant: Variant, preset: Preset, seed: int, sites: int) -> Fe
     """The configuration of one run over ``sites`` laboratories."""
     base: dict[str, Any] = {
         "seed": seed,
-        "model": {"image_size": preset.image_size},
+        "model": {"image_size": preset.image_size, "base_channels": preset.base_channels, "stem": preset.stem},
         "training": {
             "batch_size": preset.batch_size,
             "epochs": preset.epochs,
+            "amp": preset.amp,
             "max_images": preset.max_images * (sites if variant.training == "pooled" else 1),
         },
         "federation": {"rounds": preset.rounds, "min_sites": 1 if variant.training == "pooled" else sites},

@@ -23,7 +23,8 @@ app = typer.Typer(no_args_is_help=True, help="Methods side by side on images of 
 
 EPILOG = (
     "Examples:  fedad benchmark wbc --data wbc --methods fedad,moon --out bench  |  fedad benchmark wbc --data wbc "
-    "--methods all --seeds 0,1,2 --preset full --workers 2 --out bench\n\n"
+    "--methods all --seeds 0,1,2 --preset full --workers 2 --out bench  |  fedad benchmark wbc --data wbc --exact "
+    "--methods fedad,fedad@loss.gamma=0+views.hue=0.1 --out search\n\n"
     "The same command again goes on where it stopped. Exit codes: 0 done; 1 the images or the results cannot be used, "
     "or a run failed; 130 interrupted."
 )
@@ -39,27 +40,35 @@ def wbc(
     data: Annotated[Path, typer.Option(metavar="DIR", help="The benchmark's folder, with benchmark.csv and images/.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs, results.json and tables are written.")],
     methods: Annotated[
-        str, typer.Option(help="Names with commas, or 'all'; `fedad benchmark methods` lists them.")
+        str,
+        typer.Option(
+            help="Names with commas, or 'all'; `fedad benchmark methods` lists them. NAME@SECTION.KEY=VALUE+... is a "
+            "row that deviates in those settings."
+        ),
     ] = "fedad",
     seeds: Annotated[str, typer.Option(help="Numbers with commas.")] = "0",
     target: Annotated[str, typer.Option(help="The unseen laboratory.")] = "chulalongkorn",
     preset: Annotated[Literal["quick", "full"], typer.Option(help="How much is trained.")] = "quick",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Only what --methods names, for controlled experiments; no table is honest.")
+    ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the CPU's cores.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
 ) -> None:
     """White blood cells from five laboratories: four train, one is unseen.
 
     The rows without which no table is honest are always run: random initialisation, FedAvg-SSL, the private head alone
-    and the pooled supervised reference; and every method with and without stain jitter.
+    and the pooled supervised reference; and every method with and without stain jitter (unless --exact).
     """
     from fedad_components.benchmark.results import ResultsError
     from fedad_components.benchmark.run import Run
-    from fedad_components.benchmark.variants import VARIANTS, honest
+    from fedad_components.benchmark.variants import VARIANTS, find_variant, honest
     from fedad_components.demo.data import DemoDataError
 
     console = Console()
     try:
-        names = honest(VARIANTS if methods == "all" else _listed(methods))
+        chosen = [*VARIANTS] if methods == "all" else _listed(methods)
+        names = [find_variant(name).name for name in chosen] if exact else honest(chosen)
     except ValueError as error:
         complain(str(error))
         raise typer.Exit(1) from None

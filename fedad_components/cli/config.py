@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,33 +30,14 @@ Settings = Annotated[
 def read_config(path: Path | None, settings: list[str] | None) -> Any:
     """The configuration of a file and of ``--set`` options; ends the command with the reason if it is not valid."""
     from fedad_components.config import ConfigError, FedADConfig
+    from fedad_components.settings import apply_settings
 
     try:
         data = FedADConfig.load(path).to_json() if path else {}
-        for setting in settings or []:
-            _apply(data, setting)
-        return FedADConfig.parse(data)
+        return FedADConfig.parse(apply_settings(data, settings or []))
     except ConfigError as error:
         complain(error)
         raise typer.Exit(1) from None
-
-
-def _apply(data: dict[str, Any], setting: str) -> None:
-    from fedad_components.config import ConfigError
-
-    name, separator, text = setting.partition("=")
-    *sections, key = name.split(".")
-    if not separator or not all([*sections, key]):
-        raise ConfigError(f"--set {setting!r}: expected SECTION.KEY=VALUE, such as training.epochs=1")
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text  # a bare word is a string
-    for section in sections:
-        data = data.setdefault(section, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"--set {setting!r}: {section} is not a section")
-    data[key] = value
 
 
 @app.command(epilog="Example:  fedad config show --set training.epochs=1 --set loss.gamma=0")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import resnet18
-from torchvision.models.resnet import ResNet
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from fedad_components.fedsd.seeds import stream, stream_seed
 
@@ -17,16 +17,23 @@ if TYPE_CHECKING:
     from fedad_components.config import ModelConfig
 
 FEATURES = 512
-"""Length of h = f(x; theta)."""
+"""Length of h = f(x; theta), and of the heads' hidden layers."""
 LATENT = 128
 """Length of z_s, of z_d and of z_g."""
 SMALL_STEM_BELOW = 96
-"""Views with a shorter side, in pixels, get the 3x3 stem."""
+"""Views with a shorter side, in pixels, get the 3x3 stem where ``model.stem`` is auto."""
+FULL_WIDTH = 64
+"""ResNet-18's ``model.base_channels``."""
 
 
 def has_small_stem(config: ModelConfig) -> bool:
     """Whether views are so small that the 7x7 stem and its max-pool would leave no map to learn on."""
-    return config.image_size < SMALL_STEM_BELOW
+    return config.stem == "small" or (config.stem == "auto" and config.image_size < SMALL_STEM_BELOW)
+
+
+def feature_count(config: ModelConfig) -> int:
+    """Length of h: 512, or 256 at half the width."""
+    return FEATURES // FULL_WIDTH * config.base_channels
 
 
 class ScaleShift(nn.Module):
@@ -66,16 +73,34 @@ NORM_LAYERS: dict[str, Callable[[int], nn.Module]] = {
 """``model.norm`` to the layer for a number of channels."""
 
 
+class SlimResNet(ResNet):
+    """torchvision's ResNet with ``base_channels`` in the stem and the first stage, in place of 64, and so on."""
+
+    def __init__(self, base_channels: int, norm_layer: Callable[[int], nn.Module]) -> None:
+        self.base_channels = base_channels
+        super().__init__(BasicBlock, [2, 2, 2, 2], norm_layer=norm_layer)
+
+    def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
+        if planes == FULL_WIDTH:  # the first stage: the stem before it was made with 64
+            self.inplanes = self.base_channels
+            self.conv1 = nn.Conv2d(3, self.inplanes, kernel_size=7, stride=2, padding=3, bias=False)
+            self.bn1 = self._norm_layer(self.inplanes)
+        return super()._make_layer(block, planes * self.base_channels // FULL_WIDTH, *args, **kwargs)
+
+
 def build_extractor(config: ModelConfig, seed: int = 0) -> ResNet:
     """torchvision's ResNet-18 without its last layer: ``(N, 3, H, W)`` normalised images to h ``(N, 512)``.
 
-    Weights are random, from the experiment's seed and therefore the same at every site.
+    With ``base_channels: 32``, h is ``(N, 256)``. Weights are random, from the experiment's seed and therefore the same
+    at every site.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "extractor"))
-        extractor = resnet18(weights=None, norm_layer=NORM_LAYERS[config.norm])
+        norm_layer, channels = NORM_LAYERS[config.norm], config.base_channels
+        full_width = channels == FULL_WIDTH
+        extractor = resnet18(norm_layer=norm_layer) if full_width else SlimResNet(channels, norm_layer)
         if has_small_stem(config):
-            extractor.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+            extractor.conv1 = nn.Conv2d(3, channels, kernel_size=3, stride=1, padding=1, bias=False)
             nn.init.kaiming_normal_(extractor.conv1.weight, mode="fan_out", nonlinearity="relu")
             extractor.maxpool = nn.Identity()
     extractor.fc = nn.Identity()
@@ -89,9 +114,9 @@ class PredictedProjection(nn.Module):
     z_d. There is no BatchNorm inside: nothing but trained weights of a head is on the wire.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, features: int = FEATURES) -> None:
         super().__init__()
-        self.projector = two_layers(FEATURES, LATENT)
+        self.projector = two_layers(features, LATENT)
         self.predictor = two_layers(LATENT, LATENT)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -104,14 +129,14 @@ def two_layers(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, FEATURES), nn.ReLU(inplace=True), nn.Linear(FEATURES, outputs))
 
 
-def build_head(seed: int, site: str, method: str = "fedad") -> nn.Module:
-    """g(h; phi): ``(N, 512)`` to ``(N, 256)``, to be split by :func:`split`. Random weights from the site's stream.
+def build_head(seed: int, site: str, method: str = "fedad", features: int = FEATURES) -> nn.Module:
+    """g(h; phi): ``(N, features)`` to ``(N, 256)``, to be split by :func:`split`.
 
-    FedEMA's is a :class:`PredictedProjection`.
+    Random weights from the site's stream. FedEMA's is a :class:`PredictedProjection`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "head", site))
-        return PredictedProjection() if method == "fedema" else two_layers(FEATURES, 2 * LATENT)
+        return PredictedProjection(features) if method == "fedema" else two_layers(features, 2 * LATENT)
 
 
 def split(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,10 +157,10 @@ def orthonormal(rows: int, columns: int, seed: int, purpose: str) -> Tensor:
     return (q if rows == longer else q.T).float().contiguous()
 
 
-def build_projection(seed: int) -> nn.Linear:
-    """p: teacher features ``(N, 512)`` to z_g ``(N, 128)``; orthonormal rows, no bias, never trained."""
-    projection = nn.Linear(FEATURES, LATENT, bias=False).requires_grad_(False)
-    projection.weight.copy_(orthonormal(LATENT, FEATURES, seed, "projection"))
+def build_projection(seed: int, features: int = FEATURES) -> nn.Linear:
+    """p: teacher features ``(N, features)`` to z_g ``(N, 128)``; orthonormal rows, no bias, never trained."""
+    projection = nn.Linear(features, LATENT, bias=False).requires_grad_(False)
+    projection.weight.copy_(orthonormal(LATENT, features, seed, "projection"))
     return projection
 
 

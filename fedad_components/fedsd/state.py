@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedad_components.fedsd.model import SMALL_STEM_BELOW, build_extractor, build_head, has_small_stem
+from fedad_components.fedsd.model import (
+    FULL_WIDTH,
+    SMALL_STEM_BELOW,
+    build_extractor,
+    build_head,
+    feature_count,
+    has_small_stem,
+)
 from fedad_components.fedsd.seeds import PUBLIC
 
 if TYPE_CHECKING:
@@ -117,9 +124,13 @@ def load_wire_state(
 
 def _meta_modules(config: FedADConfig) -> tuple[nn.Module, nn.Module | None]:
     with torch.device("meta"):
-        return build_extractor(config.model), build_head(
-            0, PUBLIC, config.method
-        ) if config.loss.head == "aggregated" else None
+        return build_extractor(config.model), _shared_head(config, 0)
+
+
+def _shared_head(config: FedADConfig, seed: int) -> nn.Module | None:
+    if config.loss.head == "private":
+        return None
+    return build_head(seed, PUBLIC, config.method, feature_count(config.model))
 
 
 def wire_spec(config: FedADConfig) -> dict[str, tuple[int, ...]]:
@@ -143,8 +154,7 @@ def initial_state(config: FedADConfig, weights_dir: str | Path = ".") -> dict[st
     if weights is not None:
         exported = read_checked(weights, weights_dir)
         load_wire_state(from_torchvision(exported, config.model), extractor, norm=config.model.norm)
-    head = build_head(config.seed, PUBLIC, config.method) if config.loss.head == "aggregated" else None
-    return wire_state(extractor, head, config.model.norm)
+    return wire_state(extractor, _shared_head(config, config.seed), config.model.norm)
 
 
 def read_checked(weights: InitialWeights, weights_dir: str | Path = ".") -> dict[str, Tensor]:
@@ -214,7 +224,7 @@ def from_torchvision(state: Mapping[str, Tensor], config: ModelConfig) -> dict[s
         if not torch.equal(F.pad(centre, (2,) * 4), stem):
             raise StateError(
                 f"conv1.weight: views of {config.image_size} px use a 3x3 stem, and this 7x7 stem has values outside "
-                f"its 3x3 centre: use weights of a small-stem model, or image_size >= {SMALL_STEM_BELOW}"
+                f"its 3x3 centre: use weights of a small stem, stem 'imagenet', or image_size >= {SMALL_STEM_BELOW}"
             )
         theta["conv1.weight"] = centre
     return theta
@@ -263,6 +273,7 @@ def save_extractor(
         "architecture": "torchvision resnet18, fc = Identity",
         "norm": config.model.norm,
         "stem": "small" if has_small_stem(config.model) else "imagenet",
+        "base_channels": str(config.model.base_channels),
         "image_size": str(config.model.image_size),
     }
     partial = Path(path).with_name(Path(path).name + ".partial")
@@ -286,7 +297,12 @@ def load_extractor(path: str | Path) -> nn.Module:
         raise StateError(f"{path}: cannot be read as safetensors: {error}") from error
     if not {"norm", "image_size"} <= metadata.keys():
         raise StateError(f"{path}: the metadata lacks norm and image_size; expected a file written by save_extractor")
-    config: Any = SimpleNamespace(norm=metadata["norm"], image_size=int(metadata["image_size"]))
+    config: Any = SimpleNamespace(
+        norm=metadata["norm"],
+        image_size=int(metadata["image_size"]),
+        stem=metadata.get("stem", "auto"),
+        base_channels=int(metadata.get("base_channels", FULL_WIDTH)),
+    )
     extractor = build_extractor(config)
     load_wire_state(from_torchvision(exported, config), extractor, norm=config.norm)
     return extractor.eval()

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fedad_components.fedsd.losses import Loss, alive, fedsd
-from fedad_components.fedsd.model import build_extractor, build_head, build_projection, estimate_statistics, split
+from fedad_components.fedsd.model import (
+    build_extractor,
+    build_head,
+    build_projection,
+    estimate_statistics,
+    feature_count,
+    split,
+)
 from fedad_components.fedsd.seeds import PUBLIC, stream
 from fedad_components.fedsd.state import (
     HEAD_PREFIX,
@@ -82,6 +89,18 @@ def choose_device(configured: str) -> torch.device:
     return torch.device(configured)
 
 
+def uses_bf16(amp: str, device: torch.device) -> bool:
+    """Whether ``training.amp`` means bf16 autocast on this device.
+
+    Raises:
+        TrainingError: if it is asked for, and the device would have to emulate it.
+    """
+    native = amp != "off" and native_bf16(device)
+    if amp == "bf16" and not native:
+        raise TrainingError(f"training.amp is 'bf16', which this {device.type} does not compute natively: use 'auto'")
+    return native if amp == "bf16" else native and device.type == "cuda"
+
+
 class Student:
     """A round's student and its optimiser: one call of :meth:`step` is one gradient step.
 
@@ -100,7 +119,7 @@ class Student:
         training = config.training
         self.method = method
         self.extractor, self.head, self.teacher, self.config = extractor.train(), head.train(), teacher, config
-        self.amp = training.amp == "auto" and device.type == "cuda" and native_bf16(device)
+        self.amp = uses_bf16(training.amp, device)
         self.parameters = [
             parameter for parameter in (*extractor.parameters(), *head.parameters()) if parameter.requires_grad
         ]
@@ -181,11 +200,13 @@ class LocalTrainer:
                 f"{self.fewest_images}"
             )
         self.device = torch.device(device) if device is not None else choose_device(config.training.device)
-        self.private_head = config.loss.head == "private"
+        self.private_head, features = config.loss.head == "private", feature_count(config.model)
         self.extractor = self._to_device(build_extractor(config.model, config.seed))
-        self.head = self._to_device(build_head(config.seed, site if self.private_head else PUBLIC, config.method))
+        self.head = self._to_device(
+            build_head(config.seed, site if self.private_head else PUBLIC, config.method, features)
+        )
         self.method = make_local_method(config)
-        self.projection = build_projection(config.seed)
+        self.projection = build_projection(config.seed, features)
         self.views = Views(config.views, config.model.image_size)
         self.styles = self._style_targets() if config.loss.domain_target == "style" else None
         self.has_statistics = config.model.norm != "local"

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from fedad_components.config import ModelConfig
+from fedad_components.config import FedADConfig, ModelConfig
 from fedad_components.fedsd import model
 from fedad_components.fedsd.seeds import stream
+from fedad_components.fedsd.state import load_extractor, save_extractor, wire_spec, wire_state
 
 RESNET18_WITHOUT_FC = 11_176_512
 """torchvision's documented 11,689,512 less the last layer's 512 * 1000 + 1000."""
@@ -39,6 +43,23 @@ def test_stem_follows_the_view_size(image_size: int, last_map: int) -> None:
     extractor.layer4.register_forward_hook(lambda module, args, output: maps.append(output))
     assert extractor(torch.zeros(1, 3, image_size, image_size)).shape == (1, 512)
     assert maps[0].shape[-2:] == (last_map, last_map)
+
+
+def test_half_the_width_is_a_quarter_of_the_weights_and_its_file_loads(tmp_path: Path) -> None:
+    half, whole = (
+        FedADConfig.parse({"model": {"image_size": 64, "stem": "imagenet", "base_channels": channels}})
+        for channels in (32, 64)
+    )
+    extractor, x = model.build_extractor(half.model).eval(), torch.randn(2, 3, 64, 64)
+    assert extractor(x).shape == (2, model.feature_count(half.model)) == (2, 256)
+    assert extractor.conv1.kernel_size == (7, 7)
+    inner_convolutions = [
+        sum(math.prod(shape) for name, shape in wire_spec(config).items() if len(shape) == 4 and name != "conv1.weight")
+        for config in (half, whole)
+    ]
+    assert inner_convolutions[0] * 4 == inner_convolutions[1]
+    save_extractor(tmp_path / "half.safetensors", wire_state(extractor), half)
+    torch.testing.assert_close(load_extractor(tmp_path / "half.safetensors")(x), extractor(x))
 
 
 def test_scale_and_shift_and_its_gradients() -> None:

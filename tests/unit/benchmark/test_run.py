@@ -17,7 +17,16 @@ from typer.testing import CliRunner
 from fedad_components.benchmark import run as runs
 from fedad_components.benchmark.results import Results, ResultsError
 from fedad_components.benchmark.run import CONFIG, TRAINED, Run, execute, open_results
-from fedad_components.benchmark.variants import ALWAYS, JITTERED, PRESETS, VARIANTS, Preset, configuration, honest
+from fedad_components.benchmark.variants import (
+    ALWAYS,
+    JITTERED,
+    PRESETS,
+    VARIANTS,
+    Preset,
+    configuration,
+    find_variant,
+    honest,
+)
 from fedad_components.benchmark.wbc import load
 from fedad_components.cli import app
 from fedad_components.demo.data import DemoDataError
@@ -84,6 +93,22 @@ def test_every_variant_is_a_configuration() -> None:
     assert "moon" + JITTERED in honest(["moon"])
     private = configuration(VARIANTS["private_head"], PRESETS["full"], 0, 4)
     assert (private.loss.gamma, private.atsa.lambda_fixed, private.loss.head) == (0, 0, "private")
+
+
+def test_a_row_may_deviate_in_settings() -> None:
+    variant = find_variant("moon@baselines.moon_mu=5+views.hue=0.1" + JITTERED)
+    config = configuration(variant, PRESETS["full"], 0, 4)
+    assert (config.method, config.baselines.moon_mu, config.views.hue) == ("moon", 5, 0.1)
+    assert config.views.stain_jitter > 0
+    assert configuration(VARIANTS["moon" + JITTERED], PRESETS["full"], 0, 4).baselines.moon_mu == 1
+    assert honest(["moon@views.hue=0.1"])[-2:] == ["moon@views.hue=0.1", "moon@views.hue=0.1" + JITTERED]
+    for name, complaint in {
+        "mono@views.hue=0.1": "'mono': expected one of",
+        "moon@hue": "expected SECTION.KEY=VALUE",
+        "moon@views.hues=1": "views.hues = 1: unknown key",
+    }.items():
+        with pytest.raises(ValueError, match=complaint):
+            find_variant(name)
 
 
 @pytest.mark.slow
