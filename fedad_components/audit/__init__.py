@@ -1,0 +1,1 @@
+"""The compliance log: written at each party, verified by anybody. Imports neither FLARE nor torch."""
