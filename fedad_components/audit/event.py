@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 FIRST_PREV = "0" * 64
 """``prev`` of a chain's first event."""
 LONGEST_NAME = 256
