@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fedad_components import __version__
 from fedad_components.cli import (
+    audit,
     benchmark,
     config,
     data,
@@ -34,6 +35,7 @@ app.command(name="demo", epilog=demo.EPILOG)(demo.demo)
 app.command(name="probe", epilog=probe.EPILOG)(probe.probe)
 app.command(name="diagnose", epilog=diagnose.EPILOG)(diagnose.diagnose)
 app.command(name="figures", epilog=figures.EPILOG)(figures.figures)
+app.add_typer(audit.app, name="audit")
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(data.app, name="data")
 app.add_typer(datasets.app, name="dataset")
