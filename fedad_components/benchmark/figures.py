@@ -240,7 +240,7 @@ def alignment_weight(material: Material) -> Picture:
 
 
 def site_losses(material: Material) -> Picture:
-    """In place of Figure 12: each site's contrastive loss over the rounds. Accuracy needs labels, which sites lack."""
+    """Beside Figure 12: each site's contrastive loss over the rounds, which needs no labels."""
     table: Table = [
         {
             "run": group.label,
@@ -256,29 +256,48 @@ def site_losses(material: Material) -> Picture:
     ]
     if not table:
         raise Missing("the rounds hold no losses (some privacy modes keep them at the site)")
+    return table, _site_lines(table, "contrastive", "contrastive loss (no unit)")
+
+
+def site_accuracy(material: Material) -> Picture:
+    """Figure 12: each laboratory's score over the rounds, by cross-validated k-NN inside it; the unseen one marked."""
+    metric = material.metric
+    table: Table = [
+        {
+            "run": group.label,
+            "seed": run.config.seed,
+            "round": point.round,
+            "site": f"{point.laboratory} (unseen)" if point.unseen else point.laboratory,
+            metric: getattr(point.scores, metric),
+        }
+        for group in material.groups
+        for run in group.runs
+        for point in run.by_round
+    ]
+    if not table:
+        raise Missing(
+            "no run has a by_round.jsonl, as `fedad benchmark wbc --by-round` writes it; 12_site_losses shows the "
+            "sites' losses instead"
+        )
+    return table, _site_lines(table, metric, f"{METRICS[metric]}, k-NN, 0 to 1")
+
+
+def _site_lines(table: Table, column: str, unit: str) -> Figure:
+    """A panel for each run and a line for each site over the rounds, mean over seeds."""
     groups, sites = _by(table, "run"), sorted({row["site"] for row in table})
     rounds = 1 + max(row["round"] for row in table)
     figure, panels = _panels(len(groups), 3.9, 2.7)
     for panel, ((label,), members) in zip(panels, groups.items(), strict=True):
         of_site, ends = _by(members, "site"), {}
         for (site,), points in of_site.items():
-            values = [
-                _nanmean([number(row["contrastive"]) for row in points if row["round"] == t]) for t in range(rounds)
-            ]
+            values = [_nanmean([number(row[column]) for row in points if row["round"] == t]) for t in range(rounds)]
             line(panel, values, sites.index(site), site)
             if (last := _last(values)) is not None:
                 ends[site] = (sites.index(site), *last)
-        panel.set(title=label, ylabel="contrastive loss (no unit)")
+        panel.set(title=label, ylabel=unit)
         round_axis(panel, rounds)
         _named_lines(figure, panel, ends)
-    return table, figure
-
-
-def site_accuracy(_: Material) -> Picture:
-    """Figure 12."""
-    raise Missing(
-        "no run logs accuracy by round: sites train without labels; 12_site_losses shows their losses instead"
-    )
+    return figure
 
 
 def method_bars(material: Material) -> Picture:

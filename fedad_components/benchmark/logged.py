@@ -10,20 +10,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedad_components import records
 from fedad_components.benchmark.results import FILE_NAME, Results, Row, check_unique
 from fedad_components.config import FedADConfig
 from fedad_components.evaluation.results import Evaluation
+from fedad_components.evaluation.scores import Scores
 from fedad_components.records import RoundRecord
 
 CONFIG = "config.json"
 EVALUATION = "evaluation.json"
+BY_ROUND = "by_round.jsonl"
 
 
 class RunsError(ValueError):
     """Folders that hold no run that can be drawn; the message names what is missing."""
+
+
+class SiteScores(BaseModel):
+    """One line of ``by_round.jsonl``: the global model at one laboratory after one round."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    round: int = Field(ge=0)
+    laboratory: str
+    unseen: bool = Field(description="whether the laboratory takes no part in training")
+    scores: Scores = Field(description="cross-validated k-NN inside the laboratory")
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,7 @@ class LoggedRun:
         name: path of its folder below what all runs have in common.
         rows: of a ``results.json`` in that very folder.
         evaluation: of an ``evaluation.json`` there, as ``fedad probe --json`` prints it.
+        by_round: of a ``by_round.jsonl`` there, as ``fedad benchmark wbc --by-round`` writes it; empty without one.
     """
 
     name: str
@@ -41,6 +55,7 @@ class LoggedRun:
     rounds: list[RoundRecord]
     rows: list[Row]
     evaluation: Evaluation | None
+    by_round: list[SiteScores]
 
     @property
     def sites(self) -> list[str]:
@@ -74,7 +89,7 @@ def read_runs(folders: Sequence[Path]) -> list[LoggedRun]:
     """Every run in or below the folders.
 
     Raises:
-        RunsError: if there is none, one lacks its ``config.json``, or has an evaluation that is none.
+        RunsError: if there is none, one lacks its ``config.json``, or has an evaluation or scores that are none.
         RecordsError, ConfigError, ResultsError: if a file cannot be used.
     """
     paths = sorted({path.parent for folder in folders for path in folder.rglob(records.FILE_NAME)})
@@ -101,7 +116,21 @@ def _read(folder: Path, name: str) -> LoggedRun:
         records.read_records(folder / records.FILE_NAME),
         Results.load(folder / FILE_NAME).rows if (folder / FILE_NAME).is_file() else [],
         evaluation,
+        _read_by_round(folder / BY_ROUND),
     )
+
+
+def _read_by_round(path: Path) -> list[SiteScores]:
+    """Empty where there is no such file; half a last line, of a run that was stopped, is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+        try:
+            found.append(SiteScores.model_validate_json(text))
+        except ValidationError as error:
+            raise RunsError(f"{path}, line {number}: expected the scores of a laboratory: {error}") from None
+    return found
 
 
 def read_rows(folders: Sequence[Path]) -> list[Row]:

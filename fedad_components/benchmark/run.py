@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from fedad_components import __version__
+from fedad_components.benchmark.by_round import ByRound
 from fedad_components.benchmark.results import FILE_NAME as RESULTS
 from fedad_components.benchmark.results import Facts, Results, ResultsError, Row
 from fedad_components.benchmark.variants import PRESETS, Variant, configuration, find_variant
@@ -62,6 +63,8 @@ class Run:
     data_dir: Path
     out: Path
     device: str = "auto"
+    by_round: bool = False
+    """Whether each laboratory is probed after every round, for Figure 12."""
 
     @property
     def folder(self) -> Path:
@@ -126,7 +129,7 @@ def execute(run: Run) -> list[Row]:
     extractor = load_extractor(run.folder / EXTRACTOR).to(choose_device(run.device))
     evaluation = evaluate(
         extractor,
-        laboratories.sources,
+        [source.at_most(preset.probe_images or len(source.labels)) for source in laboratories.sources],
         laboratories.target,
         preset.image_size,
         [Protocol(name) for name in preset.protocols],
@@ -161,8 +164,11 @@ def _federated(
     simulation = Simulation(
         config, {site: LocalTrainer(config, images, site, device) for site, images in sites.items()}
     )
+    probe = ByRound(run.folder, config, laboratories, device) if run.by_round else None
     for _ in range(config.federation.rounds):
-        append_record(run.rounds, simulation.run_round())
+        append_record(run.rounds, record := simulation.run_round())
+        if probe:
+            probe(record.round, simulation.theta)
     records, training = simulation.records, config.training
     steps = sum(
         math.ceil(count / training.batch_size) * training.epochs

@@ -54,6 +54,12 @@ def wbc(
     ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the CPU's cores.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+    by_round: Annotated[
+        bool,
+        typer.Option(
+            "--by-round", help="Probe each laboratory after every round by k-NN (Figure 12); runs are slower."
+        ),
+    ] = False,
 ) -> None:
     """White blood cells from five laboratories: four train, one is unseen.
 
@@ -77,7 +83,7 @@ def wbc(
     except ValueError:
         complain(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2")
         raise typer.Exit(1) from None
-    runs = [Run(name, seed, target, preset, data, out, device) for seed in numbers for name in names]
+    runs = [Run(name, seed, target, preset, data, out, device, by_round) for seed in numbers for name in names]
     try:
         failed = _run_all(runs, out, preset, workers, console)
     except (DemoDataError, ResultsError, OSError) as error:

@@ -98,7 +98,7 @@ def drawn(bench: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("figures")
     result = CliRunner().invoke(app, ["figures", str(bench), "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert "12_site_accuracy: not drawn, no run logs accuracy by round" in result.output
+    assert "12_site_accuracy: not drawn, no run has a by_round.jsonl" in result.output
     return out
 
 
