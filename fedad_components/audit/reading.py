@@ -11,16 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedad_components.audit.event import Event, EventError, parse
+from fedad_components.audit.event import Event, EventError, line_hash, parse
 
 LONGEST_LINE = 4 * 2**20
 """Bytes; no event is as long, and a line without an end must not fill the memory."""
+_BLOCK = 2**16
 _FILE_NAME = re.compile(r"audit-(\d{6,})\.jsonl")
 _TORN_NAME = re.compile(r"torn-(\d+)\.bin")
 
 
 class ReadError(ValueError):
-    """Paths without a log, a file that cannot be read, or a line that is no event; the message names them and the fix."""
+    """Paths without a log, an unreadable file, or a line that is no event; the message names it and the fix."""
 
 
 class Chain(NamedTuple):
@@ -76,6 +77,16 @@ def torn_name(number: int) -> str:
 def torn_number(path: Path) -> int | None:
     """The number in the name of a torn line's file; None if it is no such name."""
     return _number(_TORN_NAME, path)
+
+
+def torn_reason(name: str, content: bytes) -> str:
+    """What a ``log_torn`` event says of the file that keeps the torn bytes."""
+    return f"{name}: {len(content)} bytes, SHA-256 {line_hash(content)}"
+
+
+def log_files(folder: Path) -> list[Path]:
+    """A log's files in the order of their numbers."""
+    return sorted((path for path in folder.iterdir() if file_number(path) is not None), key=_order)
 
 
 def _number(pattern: re.Pattern[str], path: Path) -> int | None:
@@ -149,6 +160,24 @@ def read_lines(file: Path) -> Iterator[Line]:
         raise ReadError(f"{file}: {error.strerror}; run as an account that may read it") from None
 
 
+def lines_backwards(file: Path) -> Iterator[bytes]:
+    """The file's lines from the end, first what follows the last newline: nothing, unless the last line is torn.
+
+    Raises:
+        OSError: if the file is a link or cannot be read.
+    """
+    with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
+        start = stream.seek(0, os.SEEK_END)
+        rest = b""
+        while start:
+            length = min(_BLOCK, start)
+            start -= length
+            stream.seek(start)
+            rest, *lines = (stream.read(length) + rest).split(b"\n")
+            yield from reversed(lines)
+        yield rest
+
+
 def read(paths: Sequence[str | Path], bad: list[BadLine] | None = None) -> Iterator[Located]:
     """Every event, log after log, in the order of the files.
 
@@ -167,7 +196,7 @@ def read(paths: Sequence[str | Path], bad: list[BadLine] | None = None) -> Itera
             except EventError as error:
                 if bad is None:
                     raise ReadError(
-                        f"{file}:{line.line}: not an event ({error}); `fedad audit verify` says what is wrong with the log"
+                        f"{file}:{line.line}: not an event ({error}); `fedad audit verify` says what is wrong"
                     ) from None
                 bad.append(BadLine(file, line.line, str(error)))
             else:
