@@ -264,7 +264,7 @@ def parse(line: bytes) -> Parsed:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "line"
-        raise EventError(f"{place}: {first['msg']}") from None
+        raise EventError(f"{place!r}: {first['msg']}") from None  # a forged field's name may hold anything
     if event.line() != line:
         raise EventError("not in canonical form (RFC 8785)")
     return Parsed(event, line_hash(line))
