@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,13 +29,13 @@ def make_private_dir(path: str | Path) -> Path:
     return path
 
 
-def write_atomic(path: str | Path, content: bytes) -> None:
+def write_atomic(path: str | Path, content: bytes | Iterable[bytes]) -> None:
     """Replace ``path`` by a 0600 file of this content: a reader sees the old or the new one, also after a crash."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from fedad_components.cli.audit import verify
+from fedad_components.cli.audit import export, query, verify
 
-app = typer.Typer(no_args_is_help=True, help="Verify the compliance logs of server and sites.")
+app = typer.Typer(no_args_is_help=True, help="Verify, search and export the compliance logs of server and sites.")
 app.command("verify", epilog=verify.EPILOG)(verify.verify)
+app.command("query", epilog=query.EPILOG)(query.query)
+app.command("export", epilog=export.EPILOG)(export.export)

@@ -1,0 +1,54 @@
+"""How the commands open logs: the access is logged first, and what is no event is named and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedad_components.cli.messages import complain
+
+if TYPE_CHECKING:
+    from fedad_components.audit.event import Event, Kind
+    from fedad_components.audit.reading import BadLine
+
+INCOMPLETE = 3
+"""Exit code: done, without lines that are no events."""
+
+
+def open_logs(
+    paths: Sequence[Path], kind: Kind, command: str, reason: str | None = None
+) -> tuple[Iterator[Event], list[BadLine]]:
+    """Log the access where the logs are live, say so where they are copies, and read.
+
+    Returns:
+        The events, and a list that fills with the other lines as they are read.
+
+    Raises:
+        ReadError: if a path holds no log.
+        AuditError, KeysError: if a live log cannot be written: it is not read, then.
+    """
+    from fedad_components.audit.access import log_access
+    from fedad_components.audit.reading import read
+
+    if copies := log_access(paths, kind, command, reason=reason):
+        complain(f"{len(copies)} of the logs are copies: reading a copy is not logged", "note")
+    bad: list[BadLine] = []
+    return (located.event for located in read(paths, bad)), bad
+
+
+def name_bad_lines(bad: Sequence[BadLine]) -> None:
+    """Say how many lines were left out, and exit with INCOMPLETE if there are any."""
+    from fedad_components.job_reader import printable
+
+    if bad:
+        first = bad[0]
+        where, why = printable(first.path), printable(first.problem)
+        complain(
+            f"{len(bad)} lines are no events and were left out, first {where}:{first.line} ({why}); "
+            f"`fedad audit verify` says what is wrong with the log",
+            "warning",
+        )
+        raise typer.Exit(INCOMPLETE)
