@@ -114,7 +114,7 @@ class ChainVerifier:
         self.events += 1
         if self.site is None:
             self.site = event.site
-            self.updates.of_log(event.site)
+            self.updates.of_log(event.site, cut=event.seq > 0)
             self._held = self.claims.get(event.site, {})
         elif event.site != self.site:
             self._find(path, number, FindingKind.FOREIGN_LINE, f"of {event.site!r}, in the log of {self.site!r}")
@@ -295,7 +295,7 @@ class ChainVerifier:
             raise ReadError(f"{folder}: {error.strerror}; run as an account that may read it") from None
         for reason, (path, line) in self._torn.items():
             if reason not in kept:
-                self._find(path, line, FindingKind.TORN_LINE, f"the file with the torn bytes is not as said: {reason!r}")
+                self._find(path, line, FindingKind.TORN_LINE, f"the torn bytes are not kept as said: {reason!r}")
         for reason, file in kept.items():
             if reason not in self._torn and whole_log:
                 detail = f"no {Kind.LOG_TORN.value} names it: the log's end was cut, or the file is another"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fedad_components.audit.event import Event, EventError, Kind, Outcome, SignedCheckpoint, canonical, moment, parse
 from fedad_components.audit.keys import Signer, check_certificate, is_exact, verify_signature
-from fedad_components.audit.log import AuditLog, Place
+from fedad_components.audit.log import AuditError, AuditLog, Place
 from fedad_components.audit.reading import lines_backwards, log_files
 
 EVERY_SECONDS = 300.0
@@ -40,11 +40,15 @@ def write_checkpoint(log: AuditLog, signer: Signer) -> SignedCheckpoint:
     """Sign the log as it is now, and append that.
 
     Raises:
-        AuditError: if it cannot be written, or the log is empty.
+        AuditError: if it cannot be written, the log is empty, or the signer is another party.
     """
+    if signer.name != log.site:
+        raise AuditError(f"{log.folder}: the log of {log.site!r} cannot be signed by {signer.name!r}: use its own kit")
     made: list[SignedCheckpoint] = []
 
     def fields(place: Place) -> dict[str, Any]:
+        if place.seq == 0:
+            raise AuditError(f"{log.folder}: the log is empty, and there is nothing to sign: write an event first")
         made.append(sign(signer, log.site, place.seq - 1, place.prev, place.time))
         return {"checkpoint": made[0]}
 
@@ -71,8 +75,11 @@ def due(log: AuditLog, every_seconds: float = EVERY_SECONDS) -> bool:
     checkpoint, later = _since_checkpoint(log)
     if checkpoint is None or not later:
         return later
-    age = datetime.now(timezone.utc) - moment(checkpoint.time)
-    return not timedelta() <= age < timedelta(seconds=every_seconds)  # in the future: the clock was set back
+    return not timedelta() <= _age(checkpoint) < timedelta(seconds=every_seconds)  # below 0: the clock was set back
+
+
+def _age(checkpoint: SignedCheckpoint) -> timedelta:
+    return datetime.now(timezone.utc) - moment(checkpoint.time)
 
 
 def accept_peer(log: AuditLog, checkpoint: SignedCheckpoint | dict[str, Any], root_pem: str, peer: str) -> Event:
