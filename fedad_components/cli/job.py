@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -29,6 +29,10 @@ def export(
     name: Annotated[str, typer.Option(help="FLARE's name of the job, and the name of its folder.")] = "fedad_job",
     config: ConfigFile = None,
     settings: Settings = None,
+    tracking: Annotated[
+        Literal["tensorboard", "mlflow"] | None,
+        typer.Option(help="Where the server also writes each round's numbers, in the job's run folder; default: none."),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Replace a job's folder that exists.")] = False,
 ) -> None:
     """Write OUT/NAME: JSON files only, no code. Submit it with submit_job in FLARE's console."""
@@ -40,7 +44,7 @@ def export(
         complain(f"{target} exists: use --force, or another --out or --name")
         raise typer.Exit(1)
     try:
-        export_job(FedADRecipe(parsed, name=name), out)
+        export_job(FedADRecipe(parsed, name=name, tracking=tracking), out)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(1) from None

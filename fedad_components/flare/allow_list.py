@@ -1,4 +1,4 @@
-"""The exact classes that a site's FLARE may build, taken from the classes themselves, so that the list cannot drift."""
+"""The exact classes that FLARE may build, taken from the classes themselves, so that the lists cannot drift."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedad_components.flare.executor import FedADExecutor
 from fedad_components.flare.ingress import StrictIngress
 from fedad_components.flare.persistor import FedADPersistor
 from fedad_components.flare.shareable_generator import FedADShareableGenerator
+from fedad_components.flare.tracking import RECEIVERS, RoundTracker
 
 
 def class_path(component: type) -> str:
@@ -30,3 +31,7 @@ CLASS_ALLOW_LIST: tuple[str, ...] = tuple(
         StrictIngress,
     )
 )
+"""At a site, and at the server."""
+
+SERVER_CLASS_ALLOW_LIST: tuple[str, ...] = (*CLASS_ALLOW_LIST, class_path(RoundTracker), *RECEIVERS.values())
+"""At the server alone: what writes a round's numbers to TensorBoard or MLflow besides."""

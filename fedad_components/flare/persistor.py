@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ LEDGER_HEADS = "ledger_heads"
 RESULTS_DIR = "fedad"
 """Folder in the job's run folder: what ``download_job`` brings to the operator."""
 EXTRACTOR_FILE = "extractor.safetensors"
+CONFIG_FILE = "config.json"
 
 
 class FedADPersistor(ModelPersistor):
@@ -95,4 +97,5 @@ class FedADPersistor(ModelPersistor):
         results = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS_DIR
         results.mkdir(exist_ok=True)
         write_atomic(results / records.FILE_NAME, (folder / records.FILE_NAME).read_bytes())
+        write_atomic(results / CONFIG_FILE, json.dumps(config.to_json(), indent=1).encode("utf-8"))
         save_extractor(results / EXTRACTOR_FILE, theta, config, {"rounds": str(next_round)})

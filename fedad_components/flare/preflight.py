@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
+from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, SERVER_CLASS_ALLOW_LIST
 from fedad_components.flare.provision import (
     JOB_CHANNELS,
     SITE_CHANNELS,
@@ -56,7 +56,7 @@ def check(kit: str | Path, *, network: bool = True) -> list[Finding]:
     kind = kit_kind(kit)
     findings = [*_certificate(kit, kind), *_modes(kit), *_found("startup", _startup, kit, kind)]
     if kind != "admin":
-        findings += _found("class allow list", _allow_list, kit)
+        findings += _found("class allow list", _allow_list, kit, kind)
         findings += [*_found("authorization", _authorization, kit), _custom_code(kit)]
     if kind == "client":
         findings += [*_found("egress", _privacy, kit), *_found("channels", _channels, kit), *_site(kit)]
@@ -118,9 +118,10 @@ def _startup(kit: Path, kind: Kind) -> Iterator[Finding]:
         yield Finding("signed jobs", signed, "required" if signed else f"not required: {HARDEN}")
 
 
-def _allow_list(kit: Path) -> Iterator[Finding]:
+def _allow_list(kit: Path, kind: Kind) -> Iterator[Finding]:
     resources = _effective(kit, "resources.json")
-    listed, ours = set(resources.get("class_allow_list") or ["(FLARE's default)"]), set(CLASS_ALLOW_LIST)
+    ours = set(SERVER_CLASS_ALLOW_LIST if kind == "server" else CLASS_ALLOW_LIST)
+    listed = set(resources.get("class_allow_list") or ["(FLARE's default)"])
     difference = ", ".join(
         [f"+{name}" for name in sorted(listed - ours)] + [f"-{name}" for name in sorted(ours - listed)]
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from nvflare.lighter.spec import Builder, Project, ProvisionContext
 
 from fedad_components.config import check_name
 from fedad_components.files import make_private_dir, write_atomic
-from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
+from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, SERVER_CLASS_ALLOW_LIST, class_path
 from fedad_components.flare.channels import JOB_CHANNELS_ID, JobChannels, SiteChannels
 from fedad_components.flare.egress import StrictEgress
 from fedad_components.flare.ingress import StrictIngress
@@ -177,7 +177,7 @@ def _startup(kind: Kind, startup: dict[str, Any]) -> None:
 
 
 def _client_resources(resources: dict[str, Any]) -> None:
-    _common_resources(resources)
+    _common_resources(resources, CLASS_ALLOW_LIST)
     # Top-level keys beyond FLARE's own are sent to the server at registration: nothing of FedAD's belongs here.
     resources["allow_log_streaming"] = False
     others = [item for item in resources["components"] if item["id"] != SITE_CHANNELS["id"]]
@@ -185,7 +185,7 @@ def _client_resources(resources: dict[str, Any]) -> None:
 
 
 def _server_resources(resources: dict[str, Any]) -> None:
-    _common_resources(resources)
+    _common_resources(resources, SERVER_CLASS_ALLOW_LIST)
     server = resources["servers"][0]
     server["heart_beat_timeout"] = 120  # seconds until a silent site counts as gone (a beat every 10)
     resources["snapshot_persistor"]["args"]["storage"] = {"path": _KIT_STORAGE, "args": {"folder": SNAPSHOT_STORAGE}}
@@ -207,9 +207,9 @@ def _server_resources(resources: dict[str, Any]) -> None:
     resources["components"] = [item for item in resources["components"] if item["id"] != ours["id"]] + [ours]
 
 
-def _common_resources(resources: dict[str, Any]) -> None:
+def _common_resources(resources: dict[str, Any], allow_list: Sequence[str]) -> None:
     resources["class_list_enforcement_mode"] = "enforce"
-    resources["class_allow_list"] = list(CLASS_ALLOW_LIST)
+    resources["class_allow_list"] = list(allow_list)
     resources["components"] = [item for item in resources["components"] if item["id"] not in _LOG_STREAMING]
 
 

@@ -24,12 +24,13 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from fedad_components.config import ConfigError, FedADConfig
 from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.flare.aggregator import FedADAggregator
-from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
+from fedad_components.flare.allow_list import SERVER_CLASS_ALLOW_LIST
 from fedad_components.flare.controller import TRAIN_TASK, FedADController
 from fedad_components.flare.executor import FedADExecutor
 from fedad_components.flare.persistor import FedADPersistor
 from fedad_components.flare.shareable_generator import FedADShareableGenerator
 from fedad_components.flare.site import SIMULATED_SITES
+from fedad_components.flare.tracking import RoundTracker, Tracker, make_receiver
 
 JOB_NAME = "fedad_job"
 SITES_DIR = "fedad_sites"
@@ -43,11 +44,17 @@ class FedADRecipe(Recipe):
     so that sites which forbid custom code (BYOC) run it.
     """
 
-    def __init__(self, config: FedADConfig | None = None, *, name: str = JOB_NAME) -> None:
+    def __init__(
+        self, config: FedADConfig | None = None, *, name: str = JOB_NAME, tracking: Tracker | None = None
+    ) -> None:
         """
         Args:
             config: the experiment; by default the paper's form.
             name: FLARE's name of the job. The experiment's own name is ``config.federation.experiment``.
+            tracking: where the server also writes the numbers of each round; by default nowhere but ``rounds.jsonl``.
+
+        Raises:
+            TrackerMissing: if the packages of ``tracking`` are not installed.
         """
         self.config = config or FedADConfig.parse({})
         data = self.config.to_json()
@@ -57,6 +64,9 @@ class FedADRecipe(Recipe):
         job.to_server(FedADShareableGenerator(), id="shareable_generator")
         job.to_server(FedADAggregator(), id="aggregator")
         job.to_server(FedADController(data))
+        if tracking:
+            job.to_server(RoundTracker(), id="round_tracker")
+            job.to_server(make_receiver(tracking, self.config.federation.experiment), id=tracking)
         job.to_clients(FedADExecutor(data), tasks=[TRAIN_TASK])
         super().__init__(job)
 
@@ -76,7 +86,7 @@ class FedADRecipe(Recipe):
             )
         os.environ[SIMULATED_SITES] = str(Path(sites).resolve())  # inherited by the simulator's processes
         local = make_private_dir(Path(env.workspace_root) / self.name / "local")
-        policy = {"format_version": 2, "class_allow_list": list(CLASS_ALLOW_LIST)}
+        policy = {"format_version": 2, "class_allow_list": list(SERVER_CLASS_ALLOW_LIST)}
         write_atomic(local / "resources.json", json.dumps(policy, indent=2).encode("ascii"))
 
 

@@ -12,12 +12,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from support import checkpoint_of, give_images, job_of, records_of, small_config
+from support import checkpoint_of, give_images, records_of, small_config
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchvision.models import resnet18
 
 from fedad_components.config import FedADConfig
 from fedad_components.demo.federation import Federation
 from fedad_components.fedsd.state import initial_state, trainable_names, wire_spec
+from fedad_components.flare.recipe import FedADRecipe, export_job
+from fedad_components.flare.tracking import numbers_of
 from fedad_components.records import RoundRecord
 
 pytestmark = pytest.mark.federation
@@ -72,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     with Federation(folder / "federation", SITES, env=tap) as federation:
         give_images(federation, folder / "images")
         federation.start()
-        job_id = federation.submit(job_of(config, folder / "jobs"))
+        job_id = federation.submit(export_job(FedADRecipe(config, tracking="tensorboard"), folder / "jobs"))
         status = federation.wait(job_id, timeout=300)
         results = federation.download(job_id, folder / "results")
         yield Finished(federation, config, job_id, status, frames, updates, results)
@@ -164,6 +167,18 @@ def test_the_downloaded_extractor_is_torchvisions(finished: Finished) -> None:
     model.fc = torch.nn.Identity()
     model.load_state_dict(load_file(file), strict=True)
     assert model.eval()(torch.zeros(2, 3, 224, 224)).shape == (2, 512)
+
+
+def test_tensorboard_shows_the_records_numbers(finished: Finished) -> None:
+    (events,) = {file.parent for file in finished.results.rglob("events.out.tfevents.*")}
+    shown = EventAccumulator(str(events))
+    shown.Reload()
+    assert events.parent.name == "tb_events"
+    assert events.name not in SITES  # one folder, named as the server calls itself
+    for tag, value in numbers_of(finished.records[-1]).items():
+        points = [(point.step, point.value) for point in shown.Scalars(tag)]
+        assert points[-1] == (ROUNDS - 1, pytest.approx(value)), tag
+    assert [point.step for point in shown.Scalars("lambda_t")] == list(range(ROUNDS))
 
 
 # -- the head ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fedad_components.cli.provision import app
-from fedad_components.flare.allow_list import CLASS_ALLOW_LIST
+from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, SERVER_CLASS_ALLOW_LIST
 from fedad_components.flare.preflight import check
 from fedad_components.flare.provision import (
     JOB_CHANNELS,
@@ -65,10 +65,10 @@ def test_no_private_key_is_readable_by_others(kits: Path) -> None:
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, path
 
 
-@pytest.mark.parametrize("name", [SERVER, SITE])
-def test_allow_list_is_exactly_the_packages(kits: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "expected"), [(SERVER, SERVER_CLASS_ALLOW_LIST), (SITE, CLASS_ALLOW_LIST)])
+def test_allow_list_is_exactly_the_packages(kits: Path, name: str, expected: tuple[str, ...]) -> None:
     resources = _json(kits / name / "local" / "resources.json.default")
-    assert sorted(resources["class_allow_list"]) == sorted(CLASS_ALLOW_LIST)
+    assert sorted(resources["class_allow_list"]) == sorted(expected)
     assert resources["class_list_enforcement_mode"] == "enforce"
     assert all(path.startswith("fedad_components.flare.") and not path.endswith(".") for path in CLASS_ALLOW_LIST)
 
