@@ -57,6 +57,7 @@ def audit_event(event: Event) -> dict[str, Any]:
         "outcomeDesc": one_line(event.reason or ""),
         "agent": [_agent(participant) for participant in participants(event)],
         "source": {
+            "site": one_line(event.site),
             "observer": _named(one_line(event.site)),
             "type": [_coding(APPLICATION_SERVER, "security-source-type")],
         },

@@ -34,7 +34,7 @@ def open_logs(
     from fedad_components.audit.reading import read
 
     if copies := log_access(paths, kind, command, reason=reason):
-        complain(f"{len(copies)} of the logs are copies: reading a copy is not logged", "note")
+        complain(f"reading copies is not logged: {len(copies)} of the logs", "note")
     bad: list[BadLine] = []
     return (located.event for located in read(paths, bad)), bad
 

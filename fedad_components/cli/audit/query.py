@@ -35,7 +35,9 @@ def query(
     ] = None,
     user: Annotated[list[str] | None, typer.Option(help="Name of the person or account that acted.")] = None,
     job: Annotated[list[str] | None, typer.Option(help="Id or name of a job.")] = None,
-    event: Annotated[list[Kind] | None, typer.Option(help="What happened.")] = None,
+    event: Annotated[
+        list[Kind] | None, typer.Option(metavar="KIND", help="What happened: job_submitted, result_sent ...")
+    ] = None,
     outcome: Annotated[list[Outcome] | None, typer.Option(help="How it ended.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="From this time on (RFC 3339): 2030-01-31T08:00:00Z.")

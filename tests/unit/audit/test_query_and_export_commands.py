@@ -56,7 +56,7 @@ def test_the_table_names_what_was_asked_for(copy: Path) -> None:
     assert "abort_job" in result.stdout
     assert "1 events" in result.stdout
     assert "job_submitted" not in result.stdout
-    assert result.stderr == "note: 1 of the logs are copies: reading a copy is not logged\n"
+    assert result.stderr == "note: reading copies is not logged: 1 of the logs\n"
 
 
 def test_json_prints_the_lines_as_they_stand(copy: Path) -> None:
