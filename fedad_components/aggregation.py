@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from fedad_components.methods.local import SHARED_PREFIX
+
 if TYPE_CHECKING:
     from fedad_components.config import FedADConfig
 
@@ -23,6 +25,8 @@ def make_mean(config: FedADConfig, theta: Mapping[str, torch.Tensor] | None = No
     """
     if config.method == "fedgala":
         return AlignedMean(config.baselines.gala_iterations, theta)
+    if config.method == "feddg":
+        return BankMean()
     return StreamingMean()
 
 
@@ -67,6 +71,34 @@ class StreamingMean:
     def result(self) -> dict[str, torch.Tensor]:
         """The mean as float32; ValueError as for :meth:`sum`."""
         return {name: (total / self.weight).to(torch.float32) for name, total in self.sum().items()}
+
+
+class BankMean(StreamingMean):
+    """The mean of the weights, and of what travels beside them a bank that the sites fill in turn (FedDG).
+
+    Row b of a bank is row b of one site's, row b + 1 of the next one's: nothing is averaged. The turn follows the
+    contents and not the order in which sites answer, and says no site's name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared: list[Mapping[str, torch.Tensor]] = []
+
+    def add(self, update: Mapping[str, torch.Tensor], weight: int) -> None:
+        shared = {name: tensor for name, tensor in update.items() if name.startswith(SHARED_PREFIX)}
+        super().add({name: tensor for name, tensor in update.items() if name not in shared}, weight)
+        self._shared.append(shared)
+
+    def result(self) -> dict[str, torch.Tensor]:
+        """Means and banks as float32."""
+        names = self._shared[0] if self._shared else ()
+        return super().result() | {name: self._bank([shared[name] for shared in self._shared]) for name in names}
+
+    @staticmethod
+    def _bank(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``(B, ...)`` of each site to ``(B, ...)``."""
+        turns = sorted(rows, key=lambda of_site: of_site.flatten().tolist())
+        return torch.stack([turns[b % len(turns)][b] for b in range(len(turns[0]))])
 
 
 class AlignedMean(StreamingMean):

@@ -250,6 +250,13 @@ class BaselinesConfig(_Section):
         0.0, description="fedgala: cosine with the global movement below which a layer's gradient is dropped"
     )
     gala_iterations: int = Field(3, ge=1, le=100, description="fedgala: iterations of the server's alignment")
+    dg_alpha: Annotated[float, Field(gt=0.0, le=0.25)] = Field(
+        0.03,
+        description="feddg: alpha, half the side of the mask of low frequencies over the view's side; at least one "
+        "frequency beside the mean",
+    )
+    dg_spectra: int = Field(64, ge=1, le=4096, description="feddg: images of which a site sends the amplitude spectrum")
+    dis_weight: NonNegative = Field(0.2, description="feddis: weight of shape consistency and of latent orthogonality")
 
 
 class FederationConfig(_Section):

@@ -114,7 +114,7 @@ PATHS = (
 
 STAYS = (
     "images, file names, patients' pseudonyms, labels",
-    "the optimiser's state, and anything computed for a single image",
+    "the optimiser's state",
     "catalogue, policy, privacy ledger and key of the privacy units",
     "logs, and the cause of an error",
 )
@@ -286,6 +286,8 @@ def _meta(config: FedADConfig) -> dict[str, str]:
 
 def _stays(config: FedADConfig) -> Iterator[str]:
     yield from STAYS
+    if config.method != "feddg":
+        yield "anything computed for a single image"
     if config.loss.head == "private":
         yield "the projection head"
     if config.model.norm == "local":

@@ -22,7 +22,7 @@ from fedad_components.evaluation.images import LabelledFeatures
 from fedad_components.evaluation.protocols import N_FOLDS, fit_neighbours
 from fedad_components.evaluation.scores import Scores, scores_of
 from fedad_components.fedsd.model import build_extractor
-from fedad_components.fedsd.state import HEAD_PREFIX, load_wire_state
+from fedad_components.fedsd.state import extractor_part, load_wire_state
 
 
 class ByRound:
@@ -43,8 +43,7 @@ class ByRound:
 
     def __call__(self, round_number: int, theta: Mapping[str, Tensor]) -> None:
         """Probe theta, the global weights after that round, by their names on the wire."""
-        weights = {name: tensor for name, tensor in theta.items() if not name.startswith(HEAD_PREFIX)}
-        load_wire_state(weights, self._extractor, norm=self._config.model.norm)
+        load_wire_state(extractor_part(theta), self._extractor, norm=self._config.model.norm)
         target = self._laboratories.target
         with open(self._path, "a", encoding="utf-8") as file:
             for images in (*self._laboratories.sources, target):

@@ -22,6 +22,8 @@ LATENT = 128
 """Length of z_s, of z_d and of z_g."""
 SMALL_STEM_BELOW = 96
 """Views with a shorter side, in pixels, get the 3x3 stem where ``model.stem`` is auto."""
+LOCAL_PART = "appearance."
+"""Begins the names, inside a head, of what stays at the site when the head is aggregated."""
 FULL_WIDTH = 64
 """ResNet-18's ``model.base_channels``."""
 
@@ -124,6 +126,21 @@ class PredictedProjection(nn.Module):
         return torch.cat([self.predictor(y), y], dim=-1)
 
 
+class ShapeAndAppearance(nn.Module):
+    """FedDis's head: h ``(N, 512)`` to shape z_s and appearance z_d, side by side ``(N, 256)``.
+
+    Each has two layers of its own, so that those of appearance can stay at the site.
+    """
+
+    def __init__(self, features: int = FEATURES) -> None:
+        super().__init__()
+        self.shape = two_layers(features, LATENT)
+        self.appearance = two_layers(features, LATENT)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.cat([self.shape(h), self.appearance(h)], dim=-1)
+
+
 def two_layers(inputs: int, outputs: int) -> nn.Sequential:
     """Linear, ReLU, Linear, with 512 in between."""
     return nn.Sequential(nn.Linear(inputs, FEATURES), nn.ReLU(inplace=True), nn.Linear(FEATURES, outputs))
@@ -132,11 +149,12 @@ def two_layers(inputs: int, outputs: int) -> nn.Sequential:
 def build_head(seed: int, site: str, method: str = "fedad", features: int = FEATURES) -> nn.Module:
     """g(h; phi): ``(N, features)`` to ``(N, 256)``, to be split by :func:`split`.
 
-    Random weights from the site's stream. FedEMA's is a :class:`PredictedProjection`.
+    Random weights from the site's stream. FedEMA and FedDis have a head of their own.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "head", site))
-        return PredictedProjection(features) if method == "fedema" else two_layers(features, 2 * LATENT)
+        own = {"fedema": PredictedProjection, "feddis": ShapeAndAppearance}.get(method)
+        return own(features) if own else two_layers(features, 2 * LATENT)
 
 
 def split(z: Tensor) -> tuple[Tensor, Tensor]:

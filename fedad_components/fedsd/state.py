@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedad_components.fedsd.model import (
     FULL_WIDTH,
+    LOCAL_PART,
     SMALL_STEM_BELOW,
     build_extractor,
     build_head,
@@ -26,6 +27,7 @@ from fedad_components.fedsd.model import (
     has_small_stem,
 )
 from fedad_components.fedsd.seeds import PUBLIC
+from fedad_components.methods.local import SHARED_PREFIX, shared_spec
 
 if TYPE_CHECKING:
     from fedad_components.config import FedADConfig, InitialWeights, ModelConfig
@@ -79,7 +81,11 @@ def _wire_view(extractor: nn.Module, head: nn.Module | None, norm: str) -> dict[
     """The modules' own tensors, by their names on the wire."""
     view = {name: tensor for name, tensor in plain_names(extractor.state_dict()).items() if _on_wire(name, norm)}
     if head is not None:
-        view |= {HEAD_PREFIX + name: tensor for name, tensor in plain_names(head.state_dict()).items()}
+        view |= {
+            HEAD_PREFIX + name: tensor
+            for name, tensor in plain_names(head.state_dict()).items()
+            if not name.startswith(LOCAL_PART)
+        }
     return view
 
 
@@ -101,6 +107,11 @@ def require_names(found: Iterable[str], expected: Iterable[str], what: str) -> N
             if names
         ]
         raise StateError(f"{what}: {'; '.join(listed)} names; expected exactly those of the configuration")
+
+
+def extractor_part(theta: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """theta without an aggregated head, and without what a method has travel beside the weights."""
+    return {name: tensor for name, tensor in theta.items() if not name.startswith((HEAD_PREFIX, SHARED_PREFIX))}
 
 
 @torch.no_grad()
@@ -135,7 +146,8 @@ def _shared_head(config: FedADConfig, seed: int) -> nn.Module | None:
 
 def wire_spec(config: FedADConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor on the wire under a configuration; costs no memory."""
-    return {name: tuple(tensor.shape) for name, tensor in _wire_view(*_meta_modules(config), config.model.norm).items()}
+    weights = _wire_view(*_meta_modules(config), config.model.norm)
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()} | shared_spec(config)
 
 
 def trainable_names(config: FedADConfig) -> frozenset[str]:
@@ -146,6 +158,8 @@ def trainable_names(config: FedADConfig) -> frozenset[str]:
 def initial_state(config: FedADConfig, weights_dir: str | Path = ".") -> dict[str, Tensor]:
     """theta of round 0: from the consortium's file, else random from the seed. An aggregated head is always random.
 
+    What a method has travel beside the weights is 0.
+
     Raises:
         StateError: if the file is missing, is another file than the configuration says, or does not fit.
     """
@@ -154,7 +168,8 @@ def initial_state(config: FedADConfig, weights_dir: str | Path = ".") -> dict[st
     if weights is not None:
         exported = read_checked(weights, weights_dir)
         load_wire_state(from_torchvision(exported, config.model), extractor, norm=config.model.norm)
-    return wire_state(extractor, _shared_head(config, config.seed), config.model.norm)
+    shared = {name: torch.zeros(shape) for name, shape in shared_spec(config).items()}
+    return wire_state(extractor, _shared_head(config, config.seed), config.model.norm) | shared
 
 
 def read_checked(weights: InitialWeights, weights_dir: str | Path = ".") -> dict[str, Tensor]:
@@ -189,9 +204,9 @@ def to_torchvision(state: Mapping[str, Tensor], norm: str = "batch") -> dict[str
     be estimated by :func:`~fedad_components.fedsd.model.estimate_statistics`. Folded statistics are written as mean 0
     and variance 1 - eps: BatchNorm adds eps, and is the identity. An extractor with GroupNorm has neither counters nor
     statistics, and loads into ``resnet18(norm_layer=lambda channels: GroupNorm(32, channels))``. An aggregated head is
-    left out.
+    left out, as is what a method has travel beside the weights.
     """
-    exported = {name: tensor for name, tensor in plain_names(state).items() if not name.startswith(HEAD_PREFIX)}
+    exported = extractor_part(plain_names(state))
     margin = (STEM_KERNEL - exported["conv1.weight"].shape[-1]) // 2
     exported["conv1.weight"] = F.pad(exported["conv1.weight"], (margin,) * 4).contiguous()
     if norm != "group":

@@ -32,7 +32,7 @@ from fedad_components.fedsd.state import (
 from fedad_components.fedsd.style import style_statistics, style_targets
 from fedad_components.fedsd.teacher import Teacher, native_bf16
 from fedad_components.fedsd.views import Views
-from fedad_components.methods.local import LocalMethod, make_local_method
+from fedad_components.methods.local import SHARED_PREFIX, LocalMethod, make_local_method
 
 if TYPE_CHECKING:
     from fedad_components.config import FedADConfig
@@ -51,10 +51,10 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round of local training yields. Nothing in it is computed per image."""
+    """What a round of local training yields. Nothing in it is computed per image, but for what FedDG shares."""
 
     update: dict[str, Tensor]
-    """Full wire state theta_k after training, on the CPU."""
+    """Full wire state theta_k after training, on the CPU, and what the method shares beside it."""
     n_samples: int | None
     """n_k of the aggregation: images of the site that are trained on. None under dp_sgd."""
     losses: list[dict[str, float]]
@@ -151,14 +151,18 @@ class Student:
     def step(self, x: Tensor, lambda_t: float, style: Tensor | None = None) -> tuple[Loss, Tensor]:
         """One step on the views: :meth:`loss` before the step, both without gradient."""
         loss, z_d = self.loss(x, lambda_t, style)
+        self.descend(loss.total)
+        return Loss(*(term.detach() for term in loss)), z_d.detach()
+
+    def descend(self, loss: Tensor) -> None:
+        """One step of the optimiser down this loss."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()
+        loss.backward()
         if self.method:
             self.method.before_step()
         self.optimizer.step()
         if self.method:
             self.method.after_step()
-        return Loss(*(term.detach() for term in loss)), z_d.detach()
 
 
 class LocalTrainer:
@@ -206,6 +210,8 @@ class LocalTrainer:
             build_head(config.seed, site if self.private_head else PUBLIC, config.method, features)
         )
         self.method = make_local_method(config)
+        if self.method:
+            self.method.prepare(self._load, len(self.chosen), stream(config.seed, "method", site))
         self.projection = build_projection(config.seed, features)
         self.views = Views(config.views, config.model.image_size)
         self.styles = self._style_targets() if config.loss.domain_target == "style" else None
@@ -234,13 +240,16 @@ class LocalTrainer:
         config, norm = self.config, self.config.model.norm
         extractor, head = copy.deepcopy(self.extractor), copy.deepcopy(self.head)
         shared_head = None if self.private_head else head
-        load_wire_state(global_state, extractor, shared_head, norm)
+        shared = {name: tensor for name, tensor in global_state.items() if name.startswith(SHARED_PREFIX)}
+        weights = {name: tensor for name, tensor in global_state.items() if name not in shared}
+        load_wire_state(weights, extractor, shared_head, norm)
         if not self.has_statistics:
             estimate_statistics(extractor, self._statistics_batches())
 
         needs_teacher = lambda_t != 0
         teacher = Teacher(extractor, self.projection, config.training, self.device) if needs_teacher else None
         if self.method:
+            self.method.receive(shared, stream(config.seed, "method", self.site, round_number))
             self.method.begin_round(extractor, head)
         student = Student(extractor, head, teacher, config, self.device, self.method)
         report = self._train(student, lambda_t, round_number, on_epoch)
@@ -248,7 +257,7 @@ class LocalTrainer:
             self.method.end_round(extractor, head)
 
         self.extractor, self.head, self.has_statistics = extractor, head, True
-        update = wire_state(extractor, shared_head, norm)
+        update = wire_state(extractor, shared_head, norm) | (self.method.send() if self.method else {})
         return RoundResult(update, *report, seconds=time.perf_counter() - began)
 
     def site_state(self) -> dict[str, Tensor]:
@@ -317,7 +326,7 @@ class LocalTrainer:
         sums = torch.zeros(len(Loss._fields) + 1, dtype=torch.float64, device=self.device)
         images_seen = 0
         for batch in self._batches(order):
-            x = self.views(self._load(batch), view_stream)
+            x = self._views_of(batch, view_stream)
             style = self.styles[batch].to(self.device) if self.styles is not None else None
             loss, z_d = student.step(x, lambda_t, style)
             dead = 1 - alive(z_d).float().mean()
@@ -331,6 +340,12 @@ class LocalTrainer:
         for batch in torch.randperm(len(self.chosen), generator=order).split(self.config.training.batch_size):
             if len(batch) >= SMALLEST_BATCH:
                 yield batch
+
+    def _views_of(self, batch: Tensor, generator: torch.Generator) -> Tensor:
+        """``(2N, 3, P, P)``; what is drawn for them is the same whatever a method takes them of."""
+        images = self._load(batch)
+        draw = self.views.draw(2 * len(batch), images.shape[1], generator)
+        return self.views.apply(self.method.sources(images) if self.method else images, draw)
 
     def _load(self, batch: Tensor) -> Tensor:
         """``(N, S, S, 3)`` uint8 on the device."""

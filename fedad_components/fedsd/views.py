@@ -40,6 +40,12 @@ def normalise(x: Tensor) -> Tensor:
     return ((x - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
+def denormalise(x: Tensor) -> Tensor:
+    """The inverse of :func:`normalise`."""
+    mean, std = (x.new_tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return x * std + mean
+
+
 @dataclass(frozen=True)
 class Draw:
     """Random parameters of V views, all on the CPU."""

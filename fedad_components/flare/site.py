@@ -124,14 +124,19 @@ class SitePolicy(BaseModel):
     """What a site allows, whatever a job asks for.
 
     An absent file means the defaults: jobs of any ``privacy.mode`` on any number of patients may train; the projection
-    head stays at the site, and no image is public; jobs with differential privacy are bound to sigma >= 1 and
-    delta <= 1e-5, and those of dp_sgd to epsilon <= 10 for adding or removing one unit (PRV accountant) over all jobs.
+    head and spectra of images stay at the site, and no image is public; jobs with differential privacy are bound to
+    sigma >= 1 and delta <= 1e-5, and those of dp_sgd to epsilon <= 10 for adding or removing one unit (PRV accountant)
+    over all jobs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     allow_aggregated_head: bool = Field(
         default=False, description="whether the projection head may leave the site (`head: aggregated`, FedAvg-SSL)"
+    )
+    allow_shared_spectra: bool = Field(
+        default=False,
+        description="whether amplitude spectra of single images may leave the site, for the others (`method: feddg`)",
     )
     public_data_sets: tuple[str, ...] = Field(
         default=(),
@@ -169,6 +174,12 @@ class SitePolicy(BaseModel):
                 Rule.ALLOW_AGGREGATED_HEAD,
                 "it is false in this site's policy.yaml, and the job asks for loss.head = 'aggregated': the site does "
                 "not send its projection head",
+            )
+        if config.method == "feddg" and not self.allow_shared_spectra:
+            raise PolicyRefused(
+                Rule.ALLOW_SHARED_SPECTRA,
+                "it is false in this site's policy.yaml, and the job asks for method 'feddg', which sends amplitude "
+                "spectra of single images to the other sites: the site does not send them",
             )
         public = config.privacy.public_data_set
         if public is not None and public not in self.public_data_sets:

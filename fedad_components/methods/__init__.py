@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-MethodName = Literal["fedad", "fedavg_ssl", "fedprox_ssl", "moon", "fedbn_ssl", "fedema", "fedgala"]
+MethodName = Literal["fedad", "fedavg_ssl", "fedprox_ssl", "moon", "fedbn_ssl", "fedema", "fedgala", "feddg", "feddis"]
 
 _AGGREGATED_SIMCLR: Mapping[str, Mapping[str, Any]] = {
     "loss": {"head": "aggregated", "gamma": 0.0},
@@ -70,6 +70,19 @@ METHODS: Mapping[MethodName, MethodCard] = {
         "FedGaLA",
         "Pourpanah et al. 2025, Algorithm 1: alignment of gradients at the site and of updates at the server",
         "extractor and projection head; the server keeps a round's updates until it has them all",
+        _AGGREGATED_SIMCLR,
+    ),
+    "feddg": MethodCard(
+        "FedDG",
+        "Liu, Chen, Qin, Dou and Heng 2021, Eqs. 1-3; NT-Xent in place of their episodes",
+        "extractor, projection head, and amplitude spectra of single images, which go on to the other sites and are "
+        "not private",
+        _AGGREGATED_SIMCLR,
+    ),
+    "feddis": MethodCard(
+        "FedDis",
+        "Bercea, Wiestler, Rueckert and Albarqouni 2022: shape consistency and latent orthogonality, beside NT-Xent",
+        "extractor and the head's half for shape; its half for appearance stays at the site",
         _AGGREGATED_SIMCLR,
     ),
 }

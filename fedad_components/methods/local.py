@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -19,22 +19,47 @@ MODULES = {
     "moon": "moon:Moon",
     "fedema": "fedema:FedEMA",
     "fedgala": "fedgala:FedGaLA",
+    "feddg": "feddg:FedDG",
+    "feddis": "feddis:FedDis",
 }
 """Methods that are more than settings, with the class that makes the difference."""
+SHARED_PREFIX = "shared."
+"""Begins the names of tensors that travel beside the weights and are none."""
 
 
 class LocalMethod:
     """NT-Xent and nothing else; a method overrides what it adds.
 
-    The trainer calls :meth:`begin_round` with theta^t loaded, then in each step :meth:`loss`, :meth:`before_step` and
-    :meth:`after_step`, and :meth:`end_round` if the round succeeded. What a method keeps between rounds is ``kept``: it
-    stays at the site, is saved with the head, and changes in :meth:`end_round` alone.
+    The trainer calls :meth:`prepare` once; in each round :meth:`receive`, :meth:`begin_round` with theta^t loaded, then
+    in each step :meth:`sources`, :meth:`loss`, :meth:`before_step` and :meth:`after_step`; if the round succeeded,
+    :meth:`end_round` and :meth:`send`. What a method keeps between rounds is ``kept``: it stays at the site, is saved
+    with the head, and changes in :meth:`end_round` alone.
     """
 
     def __init__(self, config: FedADConfig) -> None:
         self.config = config
         self.kept: dict[str, Tensor] = {}
         """CPU tensors by name; empty before the site's first round."""
+
+    @staticmethod
+    def shared_spec(config: FedADConfig) -> dict[str, tuple[int, ...]]:
+        """Name, with :data:`SHARED_PREFIX`, and shape of what travels beside the weights, both ways."""
+        return {}
+
+    def prepare(self, load: Callable[[Tensor], Tensor], count: int, generator: torch.Generator) -> None:
+        """Before the first round: ``load`` gives images ``(N, S, S, 3)`` uint8 by their positions below ``count``."""
+
+    def receive(self, shared: Mapping[str, Tensor], generator: torch.Generator) -> None:
+        """What came beside theta^t, and the round's random stream."""
+        self.generator = generator
+
+    def sources(self, images: Tensor) -> Tensor:
+        """Of ``(N, S, S, 3)`` uint8, what the views are taken of: as many, or ``(2N, S, S, 3)``, one for each view."""
+        return images
+
+    def send(self) -> dict[str, Tensor]:
+        """What leaves beside the weights: the tensors of :meth:`shared_spec`, on the CPU."""
+        return {}
 
     def begin_round(self, extractor: nn.Module, head: nn.Module) -> None:
         """theta^t is loaded; a method may take copies, and change the modules in place."""
@@ -66,10 +91,21 @@ class LocalMethod:
 
 def make_local_method(config: FedADConfig) -> LocalMethod | None:
     """The method's part at a site; None where the configuration's loss says all (FedAD, FedAvg-SSL, FedBN-SSL)."""
+    method = _method_class(config)
+    return method(config) if method else None
+
+
+def shared_spec(config: FedADConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of what the configuration's method has travel beside the weights; empty for most."""
+    method = _method_class(config)
+    return method.shared_spec(config) if method else {}
+
+
+def _method_class(config: FedADConfig) -> type[LocalMethod] | None:
     if config.method not in MODULES:
         return None
     module, _, name = MODULES[config.method].partition(":")
-    method: LocalMethod = getattr(import_module(f"fedad_components.methods.{module}"), name)(config)
+    method: type[LocalMethod] = getattr(import_module(f"fedad_components.methods.{module}"), name)
     return method
 
 

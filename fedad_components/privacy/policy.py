@@ -32,6 +32,7 @@ class Rule(str, Enum):
     MAX_DELTA = "max_delta"
     MIN_PATIENTS = "min_patients"
     ALLOW_AGGREGATED_HEAD = "allow_aggregated_head"
+    ALLOW_SHARED_SPECTRA = "allow_shared_spectra"
     PUBLIC_DATA_SETS = "public_data_sets"
 
 

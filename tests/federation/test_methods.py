@@ -32,7 +32,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with Federation(folder / "federation", SITES) as federation:
         give_images(federation, folder / "images")
         for site in SITES:
-            federation.site_paths(site).policy.write_text("allow_aggregated_head: true\n")
+            federation.site_paths(site).policy.write_text("allow_aggregated_head: true\nallow_shared_spectra: true\n")
         federation.start()
         yield federation
 
@@ -49,7 +49,7 @@ def simulated(config: FedADConfig, federation: Federation, cache: Path) -> Simul
     return simulation
 
 
-@pytest.mark.parametrize("method", ["fedad", "moon", "fedema", "fedgala"])
+@pytest.mark.parametrize("method", ["fedad", "moon", "fedema", "fedgala", "feddg", "feddis"])
 def test_a_federation_gives_the_weights_of_the_simulation(federation: Federation, tmp_path: Path, method: str) -> None:
     config = FedADConfig.parse(small_config(method, ROUNDS).to_json() | {"method": method, "loss": {}, "atsa": {}})
     job_id = federation.submit(job_of(config, tmp_path / "jobs"))

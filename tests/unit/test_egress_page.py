@@ -116,6 +116,7 @@ def test_the_statement_of_the_mode_stands_on_the_page(tmp_path: Path, mode: str)
     ("sections", "policy", "entry", "by"),
     [
         ({"loss": {"head": "aggregated"}}, {}, {}, "allow_aggregated_head"),
+        ({"method": "feddg"}, {"allow_aggregated_head": True}, {}, "allow_shared_spectra"),
         ({}, {"privacy": {"required_mode": "dp_sgd"}}, {}, "required_mode"),
         (PRIVATE, {"privacy": {"min_noise_multiplier": 3.0}}, {"units": 625}, "min_noise_multiplier"),
         ({"federation": {"data_set": "others"}}, {}, {}, "catalogue"),

@@ -12,10 +12,13 @@ from skimage import data
 from torch import Tensor
 
 from fedad_components.config import ConfigError, FedADConfig
+from fedad_components.fedsd.model import two_layers
 from fedad_components.fedsd.state import initial_state, wire_spec
 from fedad_components.fedsd.trainer import METHOD_PREFIX, LocalTrainer
 from fedad_components.methods import METHODS, MethodName
+from fedad_components.methods.feddg import SPECTRA
 from fedad_components.methods.fedema import ONLINE, SCALE, TARGET
+from fedad_components.simulation import Simulation
 
 ROOT = Path(__file__).parents[3]
 NAMES = get_args(MethodName)
@@ -64,7 +67,7 @@ def test_a_restart_between_rounds_changes_nothing(method: str) -> None:
     assert same(first.site_state(), second.site_state())
 
 
-@pytest.mark.parametrize("method", ["fedprox_ssl", "moon", "fedema", "fedgala"])
+@pytest.mark.parametrize("method", ["fedprox_ssl", "moon", "fedema", "fedgala", "feddg", "feddis"])
 def test_from_its_second_round_on_a_method_is_not_fedavg_ssl(method: str) -> None:
     updates = {}
     for name in (method, "fedavg_ssl"):
@@ -114,6 +117,53 @@ def test_fedemas_target_follows_slowly_and_never_leaves() -> None:
     assert torch.equal(online, update[name])
     assert 0 < float((target - start[name]).norm()) < float((online - start[name]).norm())
     assert not any(TARGET in name for name in update)
+
+
+def test_feddg_passes_on_what_others_sent_and_nothing_is_averaged() -> None:
+    config = configuration(
+        "feddg",
+        baselines={"dg_spectra": 4},
+        federation={"update": "difference", "wire_dtype": "bfloat16"},
+    )
+    trainers = {
+        site: LocalTrainer(config, shade, site, "cpu") for site, shade in (("a", images()), ("b", images() // 2))
+    }
+    simulation = Simulation(config, trainers)
+    assert not simulation.theta[SPECTRA].any()
+    simulation.run_round()
+    assert not any(len(trainer.method._others) for trainer in trainers.values())  # type: ignore[union-attr]
+    simulation.run_round()
+    sent = {site: trainer.method.send()[SPECTRA] for site, trainer in trainers.items()}  # type: ignore[union-attr]
+    first, second = sorted(sent, key=lambda site: sent[site][0, 0, 0, 0].item())
+    for row, site in enumerate((first, second, first, second)):
+        torch.testing.assert_close(simulation.theta[SPECTRA][row], sent[site][row], rtol=0.01, atol=0.001)
+    for site, rows in ((first, (1, 3)), (second, (0, 2))):
+        others = trainers[site].method._others  # type: ignore[union-attr]
+        other = second if site == first else first
+        torch.testing.assert_close(others, sent[other][list(rows)], rtol=0.01, atol=0.001)
+
+
+def test_feddg_sends_the_same_few_spectra_in_each_round() -> None:
+    config = configuration("feddg", baselines={"dg_spectra": 9, "dg_alpha": 0.2})
+    trainer = LocalTrainer(config, images(), "north", "cpu")
+    theta = initial_state(config)
+    rounds = [trainer.train_round(theta, 0.0, number).update[SPECTRA] for number in range(2)]
+    assert rounds[0].shape == (9, 3, 7, 7)  # frequencies up to 0.2 * 16 px
+    assert torch.equal(*rounds)
+    assert len(rounds[0].unique(dim=0)) == 6  # as many as there are images
+
+
+def test_feddis_sends_shape_alone() -> None:
+    config = configuration("feddis")
+    trainer = LocalTrainer(config, images(), "north", "cpu")
+    result = trainer.train_round(initial_state(config), 0.0, 0)
+    parts = {name.split(".")[1] for name in result.update if name.startswith("head.")}
+    assert parts == {"shape"}
+    before = {name: tensor.clone() for name, tensor in trainer.site_state().items()}
+    assert set(before) == {METHOD_PREFIX + name for name in two_layers(512, 128).state_dict()}
+    assert result.losses[0]["alignment"] > 0
+    trainer.train_round(moved(result.update), 0.0, 1)
+    assert not same(before, trainer.site_state())  # it goes on from where it was, and is trained
 
 
 @pytest.mark.parametrize("method", NAMES)

@@ -7,10 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from skimage import data
 from torch import nn
+from torch.nn import functional as F
 
-from fedad_components.aggregation import AlignedMean, StreamingMean, aligned_weights, make_mean
+from fedad_components.aggregation import AlignedMean, BankMean, StreamingMean, aligned_weights, make_mean
 from fedad_components.config import FedADConfig
+from fedad_components.fedsd.views import denormalise, normalise
+from fedad_components.methods.feddg import SPECTRA, interpolated, masked, spectrum
+from fedad_components.methods.feddis import latent_orthogonality, shape_consistency, shift_intensities
 from fedad_components.methods.fedema import byol
 from fedad_components.methods.fedgala import FedGaLA
 from fedad_components.methods.fedprox import FedProx
@@ -112,6 +117,70 @@ def test_the_aligned_mean_of_sites_that_agree_is_their_plain_mean() -> None:
         torch.testing.assert_close(tensor, (theta[name] + 2).float())
 
 
+def low_pass_of(side: int, half_width: int) -> np.ndarray:
+    """M of Eq. 2 in FFT's own order: frequencies -h..h on both axes."""
+    low = np.abs(np.fft.fftfreq(side, 1 / side)) <= half_width
+    return low[:, None] & low[None]
+
+
+@pytest.mark.parametrize("side", [32, 33])
+@pytest.mark.parametrize("half_width", [1, 4])
+def test_feddg_equals_equations_1_to_3_by_numpy(side: int, half_width: int) -> None:
+    image, other = data.immunohistochemistry()[:side, :side], data.retina()[600 : 600 + side, 600 : 600 + side]
+    mask = low_pass_of(side, half_width)
+    expected = np.empty((side, side, 3))
+    for channel in range(3):
+        own, its = np.fft.fft2(image[..., channel] / 255.0), np.fft.fft2(other[..., channel] / 255.0)
+        amplitude = (1 - 0.7) * np.abs(own) * mask + 0.7 * np.abs(its) * mask + np.abs(own) * (1 - mask)
+        expected[..., channel] = np.fft.ifft2(amplitude * np.exp(1j * np.angle(own))).real
+    images, others = torch.from_numpy(image)[None], torch.from_numpy(other)[None]
+    amplitudes = masked(spectrum(others), half_width).abs()
+    result = interpolated(images, amplitudes, torch.tensor([0.7]))[0].numpy()
+    np.testing.assert_array_less(np.abs(result - np.clip(expected * 255, 0, 255)), 0.51)
+    assert np.abs(result.astype(int) - image).max() > 5
+    assert torch.equal(interpolated(images, amplitudes, torch.zeros(1)), images)  # lambda = 0: the image itself
+
+
+def test_feddgs_bank_is_filled_in_turn_whoever_answers_first() -> None:
+    banks = [random(5, 3, 2, 2, seed=seed).float() for seed in range(3)]
+    results = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        mean = BankMean()
+        for site in order:
+            mean.add({"w": torch.full((2,), float(site)), SPECTRA: banks[site]}, weight=site + 1)
+        results.append(mean.result())
+    torch.testing.assert_close(results[0]["w"], torch.full((2,), (0 * 1 + 1 * 2 + 2 * 3) / 6))
+    assert torch.equal(results[0][SPECTRA], results[1][SPECTRA])
+    owners = [
+        next(site for site in range(3) if torch.equal(results[0][SPECTRA][row], banks[site][row])) for row in range(5)
+    ]
+    assert sorted(owners[:3]) == [0, 1, 2]
+    assert owners[3:] == owners[:2]
+
+
+def test_feddiss_losses_are_pytorchs_cosine_embedding_losses() -> None:
+    """As in the authors' code: target 1 for shape under changed intensities, -1 for appearance against shape."""
+    z_s, z_d, other = random(2, 6, 7), random(2, 6, 7, seed=1), random(2, 6, 7, seed=2)
+    z_s.requires_grad_()
+    flat, target = z_s.flatten(0, 1), torch.ones(12, dtype=torch.float64)
+    assert shape_consistency(z_s, other).item() == pytest.approx(
+        F.cosine_embedding_loss(flat, other.flatten(0, 1), target).item(), rel=1e-12
+    )
+    z_d.requires_grad_()
+    term = latent_orthogonality(z_s, z_d)
+    assert term.item() == pytest.approx(F.cosine_embedding_loss(z_d.flatten(0, 1), flat, -target).item(), rel=1e-12)
+    term.backward()
+    assert z_s.grad is None  # appearance turns away, shape stays
+    assert z_d.grad is not None
+
+
+def test_feddis_changes_intensities_by_a_power() -> None:
+    intensities = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    shifted = denormalise(shift_intensities(normalise(intensities), torch.tensor([0.5, 2.0])))
+    torch.testing.assert_close(shifted, torch.stack([intensities[0] ** 0.5, intensities[1] ** 2]), atol=1e-3, rtol=1e-4)
+
+
 def test_the_method_chooses_the_servers_mean() -> None:
     assert isinstance(make_mean(FedADConfig.parse({"method": "fedgala"})), AlignedMean)
+    assert isinstance(make_mean(FedADConfig.parse({"method": "feddg"})), BankMean)
     assert type(make_mean(FedADConfig.parse({"method": "moon"}))) is StreamingMean

@@ -46,6 +46,8 @@ def policy(tmp_path: Path, text: str) -> SitePolicy:
         ("privacy: {max_delta: 1.0e-6}", job(delta=1e-5), Rule.MAX_DELTA),
         ("privacy: {max_delta: 1.0e-6}", hospital_job(delta=1e-5), Rule.MAX_DELTA),
         ("{}", FedADConfig.parse({"loss": {"head": "aggregated"}}), Rule.ALLOW_AGGREGATED_HEAD),
+        ("allow_shared_spectra: true", FedADConfig.parse({"method": "feddg"}), Rule.ALLOW_AGGREGATED_HEAD),
+        ("allow_aggregated_head: true", FedADConfig.parse({"method": "feddg"}), Rule.ALLOW_SHARED_SPECTRA),
         ("{}", job(negatives="public", public_data_set="scans"), Rule.PUBLIC_DATA_SETS),
         ("public_data_sets: [other]", job(negatives="public", public_data_set="scans"), Rule.PUBLIC_DATA_SETS),
     ],
@@ -67,6 +69,7 @@ def test_a_job_below_a_rule_is_refused_by_its_name(tmp_path: Path, rules: str, c
         ("privacy: {max_delta: 1e-5}", job()),  # without a point, YAML reads text
         ("public_data_sets: [scans]", job(negatives="public", public_data_set="scans")),
         ("allow_aggregated_head: true", FedADConfig.parse({"loss": {"head": "aggregated"}})),
+        ("{allow_aggregated_head: true, allow_shared_spectra: true}", FedADConfig.parse({"method": "feddg"})),
     ],
 )
 def test_a_job_that_meets_the_rules_may_train(tmp_path: Path, rules: str, config: FedADConfig) -> None:
