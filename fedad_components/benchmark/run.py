@@ -9,7 +9,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,14 +22,13 @@ from fedad_components import __version__
 from fedad_components.benchmark.by_round import ByRound
 from fedad_components.benchmark.results import FILE_NAME as RESULTS
 from fedad_components.benchmark.results import Facts, Results, ResultsError, Row
+from fedad_components.benchmark.supervised import SupervisedTrainer, supervised_theta
 from fedad_components.benchmark.variants import PRESETS, Variant, configuration, find_variant
 from fedad_components.benchmark.wbc import Laboratories, load
 from fedad_components.config import FedADConfig
-from fedad_components.evaluation.finetune import FineTuning, fine_tune
 from fedad_components.evaluation.protocols import Protocol, evaluate
 from fedad_components.evaluation.results import Evaluation
-from fedad_components.fedsd.model import build_extractor
-from fedad_components.fedsd.state import initial_state, load_extractor, save_extractor, wire_state
+from fedad_components.fedsd.state import extractor_part, initial_state, load_extractor, save_extractor
 from fedad_components.fedsd.trainer import LocalTrainer, choose_device
 from fedad_components.files import write_atomic
 from fedad_components.records import FILE_NAME, append_record
@@ -145,25 +143,27 @@ def _train(run: Run, variant: Variant, config: FedADConfig, laboratories: Labora
     write_atomic(run.folder / CONFIG, json.dumps(config.to_json(), indent=1).encode("utf-8"))
     if variant.training == "none":
         theta, cost = initial_state(config), {"steps": 0, "images": 0, "bytes": 0}
-    elif variant.training == "supervised":
-        theta, cost = _supervised(run, config, laboratories)
     else:
-        theta, cost = _federated(run, variant, config, laboratories)
+        theta, cost = _trained(run, variant, config, laboratories)
     save_extractor(run.folder / EXTRACTOR, theta, config)
     trained = Trained(seconds=time.monotonic() - began, **cost)
     write_atomic(run.folder / TRAINED, trained.model_dump_json().encode("utf-8"))
 
 
-def _federated(
+def _trained(
     run: Run, variant: Variant, config: FedADConfig, laboratories: Laboratories
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    sites: Mapping[str, np.ndarray] = {source.name: source.images for source in laboratories.sources}
-    if variant.training == "pooled":
-        sites = {"pooled": laboratories.pooled}
+    sites = [laboratories.pooled] if variant.training == "pooled" else laboratories.sources
     device = choose_device(run.device)
-    simulation = Simulation(
-        config, {site: LocalTrainer(config, images, site, device) for site, images in sites.items()}
-    )
+    trainers: dict[str, LocalTrainer]
+    if variant.labels:
+        classes = sorted(set(laboratories.pooled.labels))
+        theta = supervised_theta(config, len(classes))
+        trainers = {site.name: SupervisedTrainer(config, site, classes, device) for site in sites}
+    else:
+        theta = initial_state(config)
+        trainers = {site.name: LocalTrainer(config, site.images, site.name, device) for site in sites}
+    simulation = Simulation(config, trainers, theta)
     probe = ByRound(run.folder, config, laboratories, device) if run.by_round else None
     for _ in range(config.federation.rounds):
         append_record(run.rounds, record := simulation.run_round())
@@ -176,43 +176,14 @@ def _federated(
         for count in record.n_samples.values()
     )
     last = [losses.contrastive for losses in records[-1].losses.values() if losses.contrastive is not None]
-    return simulation.theta, {
+    theta = extractor_part(simulation.theta) if variant.labels else simulation.theta
+    return theta, {
         "steps": steps,
         "images": sum(len(trainer.chosen) for trainer in simulation.trainers.values()),
         "bytes": sum(sum(record.bytes.values()) for record in records) if variant.training == "federated" else 0,
         "nt_xent": None if config.method == "fedema" or not last else float(np.mean(last)),
-        "nt_xent_chance": math.log(2 * training.batch_size - 1),
+        "nt_xent_chance": None if variant.labels else math.log(2 * training.batch_size - 1),
     }
-
-
-def _supervised(
-    run: Run, config: FedADConfig, laboratories: Laboratories
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The pooled labels' cross-entropy, for as many passes over the images as the others have."""
-    training = config.training
-    settings = FineTuning(
-        epochs=config.federation.rounds * training.epochs,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
-    )
-    chosen = [_subset(len(source.labels), config) for source in laboratories.sources]
-    images = np.concatenate([source.images[rows] for source, rows in zip(laboratories.sources, chosen, strict=True)])
-    labels = [source.labels[row] for source, rows in zip(laboratories.sources, chosen, strict=True) for row in rows]
-    extractor = build_extractor(config.model, config.seed).to(choose_device(run.device))
-    model = fine_tune(extractor, images, labels, sorted(set(labels)), config.model.image_size, config.seed, settings)
-    assert isinstance(model, torch.nn.Sequential)
-    steps = settings.epochs * max(1, round(len(images) / settings.batch_size))
-    return wire_state(model[0], norm=config.model.norm), {
-        "steps": steps,
-        "images": len(images),
-        "bytes": 0,
-    }
-
-
-def _subset(count: int, config: FedADConfig) -> np.ndarray:
-    limit = config.training.max_images or count
-    return np.sort(np.random.default_rng(config.seed).permutation(count)[:limit])
 
 
 def _rows(run: Run, trained: Trained, evaluation: Evaluation) -> list[Row]:

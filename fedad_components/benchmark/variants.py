@@ -15,7 +15,7 @@ STAIN_JITTER = 0.4
 JITTERED = "+stain_jitter"
 """Ending of a variant's name: the same with ``views.stain_jitter``."""
 
-_NO_TEACHER = {"schedule": "fixed", "lambda_fixed": 0.0}
+_NO_PULL = {"loss": {"gamma": 0.0}, "atsa": {"schedule": "fixed", "lambda_fixed": 0.0}}
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,16 @@ class Variant:
         name: as on the command line and in the results.
         title: for people.
         settings: sections of the configuration that make it.
-        training: federated; pooled, one site that holds all images (what the data-protection officer forbids);
-            supervised, the same with labels; none, the random initialisation.
+        training: federated; pooled, one site that holds all images (what the data-protection officer forbids); none,
+            the random initialisation.
+        labels: whether the labels train, as a reference.
     """
 
     name: str
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    training: Literal["federated", "pooled", "supervised", "none"] = "federated"
+    training: Literal["federated", "pooled", "none"] = "federated"
+    labels: bool = False
 
 
 _PLAIN = (
@@ -41,13 +43,12 @@ _PLAIN = (
     Variant("fedad", "FedAD"),
     Variant("no_orthogonality", "FedAD without orthogonality", {"loss": {"gamma": 0.0}}),
     Variant("no_atsa", "FedAD without ATSA", {"atsa": {"schedule": "fixed", "lambda_fixed": 0.5}}),
-    Variant("private_head", "private head only", {"loss": {"gamma": 0.0}, "atsa": _NO_TEACHER}),
+    Variant("private_head", "private head only", _NO_PULL),
     *(Variant(name, card.title, {"method": name}) for name, card in METHODS.items() if name != "fedad"),
     Variant("centralized_simclr", "SimCLR, pooled", {"method": "fedavg_ssl"}, "pooled"),
-    Variant("centralized_supervised", "supervised, pooled", training="supervised"),
+    Variant("fedavg_supervised", "FedAvg, supervised", _NO_PULL, labels=True),
+    Variant("centralized_supervised", "supervised, pooled", _NO_PULL, "pooled", labels=True),
 )
-_UNCHANGED = ("random", "centralized_supervised")
-"""No views are drawn for them, so that there is nothing to jitter."""
 
 VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in _PLAIN} | {
     variant.name + JITTERED: Variant(
@@ -57,7 +58,7 @@ VARIANTS: Mapping[str, Variant] = {variant.name: variant for variant in _PLAIN} 
         variant.training,
     )
     for variant in _PLAIN
-    if variant.name not in _UNCHANGED
+    if variant.training != "none" and not variant.labels  # else no views are drawn: there is nothing to jitter
 }
 
 CHANGED, AND = "@", "+"

@@ -35,9 +35,10 @@ class Laboratories:
     left_out: dict[str, int]
 
     @property
-    def pooled(self) -> np.ndarray:
-        """All training images, uint8 ``(n, S, S, 3)``."""
-        return np.concatenate([source.images for source in self.sources])
+    def pooled(self) -> LabelledImages:
+        """All training images in one place."""
+        images = np.concatenate([source.images for source in self.sources])
+        return LabelledImages("pooled", images, [label for source in self.sources for label in source.labels])
 
 
 def load(data_dir: str | Path, target: str, image_size: int, cache_dir: str | Path) -> Laboratories:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedad_components.evaluation.features import extract_features, whole_view
@@ -59,14 +59,21 @@ def fine_tune(
     targets = torch.tensor([number[label] for label in labels], device=device)
     for _ in range(settings.epochs):
         for rows in shuffled_batches(len(images), settings.batch_size, generator):
-            x = whole_view(images[rows], image_size, device)
-            flip = torch.rand(len(rows), generator=generator) < 0.5
-            x = torch.where(flip.to(device)[:, None, None, None], x.flip(-1), x)
+            x = mirrored_views(images[rows], image_size, generator, device)
             loss = F.cross_entropy(model(x), targets[torch.from_numpy(rows).to(device)])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
     return model.eval()
+
+
+def mirrored_views(
+    images: npt.NDArray[np.uint8], image_size: int, generator: torch.Generator, device: torch.device
+) -> Tensor:
+    """Whole views ``(N, 3, P, P)`` of ``(N, S, S, 3)``, each mirrored with probability 1/2."""
+    x = whole_view(images, image_size, device)
+    flip = torch.rand(len(images), generator=generator) < 0.5
+    return torch.where(flip.to(device)[:, None, None, None], x.flip(-1), x)
 
 
 def class_probabilities(model: nn.Module, images: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.float64]:
