@@ -320,6 +320,10 @@ def test_a_real_rsyslogd_keeps_every_event(authority: Authority, tmp_path: Path,
             wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") == len(events), process)
         finally:
             process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
     for event, text in zip(events, out.read_text(encoding="utf-8").split("\n")[:-1], strict=True):
         seen = json.loads(text)
         sent = read(syslog.line(event, message))
