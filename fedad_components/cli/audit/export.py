@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedad_components.cli.audit.opening import name_bad_lines, open_logs
+from fedad_components.cli.audit.opening import OptionError, check_out, name_bad_lines, open_logs
 from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
@@ -40,10 +40,6 @@ class Content(str, Enum):
 
     JSON = "json"
     ATNA = "atna"
-
-
-class OptionError(ValueError):
-    """Options that do not go together, or a file that must not be written; the message says which."""
 
 
 def export(
@@ -93,7 +89,7 @@ def export(
         _check(format_, out, collector, {"--ca": ca, "--certificate": certificate, "--key": key})
         receiver = Collector.at(collector, ca, certificate, key) if collector and ca else None
         if out:
-            _check_file(out, paths)
+            check_out(out, paths)
         events, bad = open_logs(paths, Kind.LOG_EXPORTED, "audit export", f"as {format_.value}")
     except refused as error:
         complain(error)
@@ -135,18 +131,6 @@ def _check(format_: Format, out: Path | None, collector: str | None, tls: dict[s
         raise OptionError("--collector needs --ca FILE: the authority that signed the collector's certificate")
     if not collector and (idle := [name for name, value in tls.items() if value]):
         raise OptionError(f"{', '.join(idle)}: only with --collector")
-
-
-def _check_file(out: Path, paths: list[Path]) -> None:
-    """An export must replace nothing, and lie where no log is read from."""
-    from fedad_components.audit.reading import find_chains
-
-    if out.exists() or out.is_symlink():
-        raise OptionError(f"{out}: exists; choose another name")
-    if not out.parent.is_dir():
-        raise OptionError(f"{out.parent}: there is no such folder")
-    if out.parent.resolve() in {chain.folder.resolve() for chain in find_chains(paths)}:
-        raise OptionError(f"{out}: in the folder of a log; choose another one")
 
 
 def _chunks(format_: Format, events: Iterable[Event], message: Message) -> Iterator[bytes]:

@@ -18,23 +18,54 @@ INCOMPLETE = 3
 """Exit code: done, without lines that are no events."""
 
 
+class OptionError(ValueError):
+    """Options that do not go together, or a file that must not be written; the message says which."""
+
+
+def check_out(out: Path, paths: Sequence[Path]) -> None:
+    """What is written must replace nothing, and lie where no log is read from.
+
+    Raises:
+        OptionError: otherwise.
+        ReadError: if a path holds no log.
+    """
+    from fedad_components.audit.reading import find_chains
+
+    if out.exists() or out.is_symlink():
+        raise OptionError(f"{out}: exists; choose another name")
+    if not out.parent.is_dir():
+        raise OptionError(f"{out.parent}: there is no such folder")
+    if out.parent.resolve() in {chain.folder.resolve() for chain in find_chains(paths)}:
+        raise OptionError(f"{out}: in the folder of a log; choose another one")
+
+
+def log_access(paths: Sequence[Path], kind: Kind, command: str, reason: str | None = None) -> None:
+    """Log the access where the logs are live, and say so where they are copies.
+
+    Raises:
+        ReadError: if a path holds no log.
+        AuditError, KeysError: if a live log cannot be written: it must not be read, then.
+    """
+    from fedad_components.audit import access
+
+    if copies := access.log_access(paths, kind, command, reason=reason):
+        complain(f"reading copies is not logged: {len(copies)} of the logs", "note")
+
+
 def open_logs(
     paths: Sequence[Path], kind: Kind, command: str, reason: str | None = None
 ) -> tuple[Iterator[Event], list[BadLine]]:
-    """Log the access where the logs are live, say so where they are copies, and read.
+    """:func:`log_access`, and read.
 
     Returns:
         The events, and a list that fills with the other lines as they are read.
 
     Raises:
-        ReadError: if a path holds no log.
-        AuditError, KeysError: if a live log cannot be written: it is not read, then.
+        ReadError, AuditError, KeysError: as there.
     """
-    from fedad_components.audit.access import log_access
     from fedad_components.audit.reading import read
 
-    if copies := log_access(paths, kind, command, reason=reason):
-        complain(f"reading copies is not logged: {len(copies)} of the logs", "note")
+    log_access(paths, kind, command, reason)
     bad: list[BadLine] = []
     return (located.event for located in read(paths, bad)), bad
 
