@@ -17,6 +17,7 @@ from fedad_components.cli import (
     demo,
     diagnose,
     egress,
+    export,
     figures,
     job,
     privacy,
@@ -40,6 +41,7 @@ app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(data.app, name="data")
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(job.app, name="job")
+app.add_typer(export.app, name="export")
 app.add_typer(egress.app, name="egress")
 app.add_typer(config.app, name="config")
 app.add_typer(privacy.app, name="privacy")

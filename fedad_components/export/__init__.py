@@ -1,0 +1,1 @@
+"""A finished job's result for others: a model card, and a MONAI bundle. Imports no FLARE."""
