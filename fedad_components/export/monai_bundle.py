@@ -47,8 +47,8 @@ def write_bundle(result: JobResult, folder: Path, name: str, licence: str | None
     extractor = load_extractor(result.extractor)
     for part in ("configs", "models", "docs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    # The specification asks for model.pt. It holds tensors by name alone, and loads with weights_only. Beside it lies the
-    # file whose SHA-256 the card states.
+    # The specification asks for model.pt. It holds tensors by name alone, and loads with weights_only. The file whose
+    # SHA-256 the card states lies beside it.
     torch.save(extractor.state_dict(), folder / "models" / "model.pt")
     shutil.copyfile(result.extractor, folder / "models" / EXTRACTOR)
     write_atomic(folder / "configs" / "metadata.json", _json(metadata(result, name, licence)))
