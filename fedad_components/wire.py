@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedad_components.audit.event import SignedCheckpoint
 from fedad_components.config import NAME_PATTERN, FedADConfig
 from fedad_components.privacy.claim import PrivacyClaim
 from fedad_components.privacy.policy import Rule
@@ -49,8 +50,25 @@ def parse_rule(value: Any) -> Rule | None:
     return next((rule for rule in Rule if rule.value == value), None)
 
 
+class Refusal(str, Enum):
+    """Why the server's gate did not take an update: a fixed vocabulary for the compliance log."""
+
+    TOO_LATE = "too-late"
+    NOT_ASKED = "not-asked"
+    ANSWERED_TWICE = "answered-twice"
+    OTHER_ROUND = "other-round"
+    CONTENT = "content-not-as-expected"
+    CHECKPOINT = "checkpoint-refused"
+    CHECK_FAILED = "check-failed"
+    NO_ANSWER = "no-answer-in-time"
+
+
 class WireError(ValueError):
     """Something that must not be on the wire; the message names it, and what was expected."""
+
+    def __init__(self, message: str, refusal: Refusal = Refusal.CONTENT) -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 _SHOWN = 80
@@ -83,6 +101,11 @@ class TaskMeta(_Meta):
         description="site_key -> head of that site's privacy ledger in its last result: a ledger that was rolled back, "
         "with everything else at the site, does not hold it any more",
     )
+    checkpoint: SignedCheckpoint | None = Field(
+        default=None,
+        description="the server's signed statement of the end of its compliance log, which each site keeps; None "
+        "where there is no log, as in FLARE's simulator",
+    )
 
 
 class ResultMeta(_Meta):
@@ -99,6 +122,11 @@ class ResultMeta(_Meta):
     )
     ledger_head: Digest | None = Field(
         default=None, description="head of the site's privacy ledger, a hash that reveals nothing; always with a claim"
+    )
+    checkpoint: SignedCheckpoint | None = Field(
+        default=None,
+        description="the site's signed statement of the end of its compliance log, which the server keeps: "
+        "StrictEgress adds it",
     )
 
 

@@ -13,13 +13,17 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
 
 from fedad_components.aggregation import make_mean
+from fedad_components.audit.checkpoint import CheckpointError
+from fedad_components.audit.event import Kind
+from fedad_components.audit.log import AuditError
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import wire_spec
+from fedad_components.flare.audit import Record, audit, payload, word
 from fedad_components.flare.context import SENDER_PROP, data_kind, read_dxo
 from fedad_components.privacy.client_dp import clip_update, noise_sum
 from fedad_components.privacy.mechanism import secure_generator
 from fedad_components.tensors import check_tensors, decode, payload_bytes, wire_dtype
-from fedad_components.wire import ResultMeta, WireError, parse_result_meta
+from fedad_components.wire import Refusal, ResultMeta, WireError, parse_result_meta
 
 
 @dataclass
@@ -27,7 +31,7 @@ class RoundOfUpdates:
     """What came in during one round."""
 
     number: int
-    targets: Collection[str]
+    targets: frozenset[str]
     config: FedADConfig
     theta: Mapping[str, torch.Tensor]
     accepted: dict[str, ResultMeta] = field(default_factory=dict)
@@ -56,9 +60,11 @@ class FedADAggregator(Aggregator):
         with self._lock:
             self.round = RoundOfUpdates(number, frozenset(targets), config, theta)
 
-    def refuse(self, site: str, reason: str, fl_ctx: FLContext) -> None:
-        """Record and log that a site's update is not in the aggregate."""
+    def refuse(self, site: str, reason: str, fl_ctx: FLContext, refusal: str) -> None:
+        """Record and log that a site's update is not in the aggregate; ``refusal`` in words of a vocabulary."""
         self.log_error(fl_ctx, f"update of site {site!r} refused: {reason}")
+        number = self.round.number if self.round is not None else None
+        audit(fl_ctx).note(Kind.UPDATE_RECEIVED, peer=word(site), round=number, reason=refusal)
         if self.round is not None and site in self.round.targets and site not in self.round.accepted:
             self.round.refused[site] = reason
 
@@ -67,28 +73,35 @@ class FedADAggregator(Aggregator):
         site = str(fl_ctx.get_prop(SENDER_PROP))
         with self._lock:
             try:
-                self._add(site, shareable)
+                self._add(site, shareable, audit(fl_ctx))
             except WireError as error:
-                self.refuse(site, str(error), fl_ctx)
+                self.refuse(site, str(error), fl_ctx, error.refusal.value)
+                return False
+            except CheckpointError as error:
+                self.refuse(site, str(error), fl_ctx, Refusal.CHECKPOINT.value)
+                return False
+            except AuditError as error:
+                self.system_panic(str(error), fl_ctx)
                 return False
             except Exception as error:  # FLARE would end the round for every site
                 self.log_exception(fl_ctx, "the check of an update failed")
-                self.refuse(site, f"the check of it failed: {type(error).__name__}", fl_ctx)
+                cause = f"the check of it failed: {type(error).__name__}"
+                self.refuse(site, cause, fl_ctx, Refusal.CHECK_FAILED.value)
                 return False
         return True
 
-    def _add(self, site: str, shareable: Shareable) -> None:
+    def _add(self, site: str, shareable: Shareable, record: Record) -> None:
         current = self.round
         if current is None or current.closed:
-            raise WireError("no round is open: it came too late")
+            raise WireError("no round is open: it came too late", Refusal.TOO_LATE)
         if site not in current.targets:
-            raise WireError(f"the site was not asked in round {current.number}")
+            raise WireError(f"the site was not asked in round {current.number}", Refusal.NOT_ASKED)
         if site in current.accepted:
-            raise WireError(f"the site has already answered in round {current.number}")
+            raise WireError(f"the site has already answered in round {current.number}", Refusal.ANSWERED_TWICE)
         dxo = read_dxo(shareable, data_kind(current.config))
         meta = parse_result_meta(dxo.meta, current.config)
         if meta.round != current.number:
-            raise WireError(f"it answers round {meta.round}, not round {current.number}")
+            raise WireError(f"it answers round {meta.round}, not round {current.number}", Refusal.OTHER_ROUND)
         weight = meta.n_samples or 1  # where no count leaves a site, all weigh the same
         if weight > current.config.federation.max_samples:
             raise WireError(
@@ -98,25 +111,30 @@ class FedADAggregator(Aggregator):
         update = decode(dxo.data)
         if current.config.privacy.mode == "client_dp":  # again: the bound must hold whatever a site does
             update = clip_update(update, current.config.privacy.max_grad_norm)
+        if record.party:
+            record.accept(meta.checkpoint, site)
+            # First: an update that the log does not have must not be in the mean.
+            record.write(Kind.UPDATE_RECEIVED, peer=site, round=current.number, payload=payload(dxo.data))
         current.mean.add(update, weight)
         current.accepted[site] = meta
         current.refused.pop(site, None)
         current.bytes[site] = payload_bytes(dxo.data)
 
-    def close_round(self) -> RoundOfUpdates:
+    def close_round(self, fl_ctx: FLContext) -> RoundOfUpdates:
         """Take no further update into this round, and return it."""
         with self._lock:
             if self.round is None:
                 raise RuntimeError("no round was opened")
             self.round.closed = True
-            for site in self.round.targets:
-                if site not in self.round.accepted:
-                    self.round.refused.setdefault(site, "no answer in time")
+            record = audit(fl_ctx)
+            for site in sorted(self.round.targets - self.round.accepted.keys() - self.round.refused.keys()):
+                self.round.refused[site] = "no answer in time"
+                record.note(Kind.UPDATE_RECEIVED, peer=site, round=self.round.number, reason=Refusal.NO_ANSWER.value)
             return self.round
 
     def aggregate(self, fl_ctx: FLContext) -> Shareable:
         """The weighted mean of the accepted updates; under client_dp the noised sum over the number of sites asked."""
-        current = self.close_round()
+        current = self.close_round(fl_ctx)
         privacy = current.config.privacy
         if privacy.mode == "client_dp":
             update = noise_sum(

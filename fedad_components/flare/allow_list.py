@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedad_components.flare.aggregator import FedADAggregator
+from fedad_components.flare.audit import JobAudit
 from fedad_components.flare.channels import JobChannels
 from fedad_components.flare.controller import FedADController
 from fedad_components.flare.egress import StrictEgress
@@ -26,6 +27,7 @@ CLASS_ALLOW_LIST: tuple[str, ...] = tuple(
         FedADExecutor,
         FedADPersistor,
         FedADShareableGenerator,
+        JobAudit,
         JobChannels,
         StrictEgress,
         StrictIngress,

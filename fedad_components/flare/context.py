@@ -18,6 +18,8 @@ from fedad_components.wire import WireError, shown
 _RETURN_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
 
 CONFIG_PROP = "fedad_config"
+PRIVACY_PROP = "fedad_privacy"
+"""At a site: what the running round was charged to the privacy ledger, an :class:`audit.event.Privacy`."""
 SENDER_PROP = "fedad_sender"
 """Name under which the sender of a result is registered; what a result says of itself is not trusted."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import Task
 from nvflare.apis.dxo import from_shareable
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -20,9 +21,12 @@ from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedad_components.atsa import ATSA, instability
+from fedad_components.audit.event import Kind, Outcome, Privacy, SignedCheckpoint
+from fedad_components.audit.log import AuditError
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd.state import trainable_names
-from fedad_components.flare.aggregator import FedADAggregator
+from fedad_components.flare.aggregator import FedADAggregator, RoundOfUpdates
+from fedad_components.flare.audit import audit, payload
 from fedad_components.flare.context import SENDER_PROP, known_code, register_tensors, set_configuration
 from fedad_components.flare.persistor import ATSA_STATE, LEDGER_HEADS, NEXT_ROUND, RECORD
 from fedad_components.participation import draw_sites
@@ -30,7 +34,11 @@ from fedad_components.privacy.accountant import Charge, epsilon_unit
 from fedad_components.privacy.claim import PrivacyClaim
 from fedad_components.privacy.client_dp import ClientDPRefused, check_size
 from fedad_components.records import RoundRecord
+from fedad_components.tensors import encode
 from fedad_components.wire import REASON_HEADER, RULE_HEADER, ResultMeta, TaskMeta, parse_reason, parse_rule, site_key
+
+if TYPE_CHECKING:
+    import torch
 
 TRAIN_TASK = "train"
 STATS_GROUP = "fedad"
@@ -91,6 +99,7 @@ class FedADController(ScatterAndGather):
         """Load the experiment's checkpoint, or its initial weights, and go on from there."""
         set_configuration(fl_ctx, self._config)
         try:
+            audit(fl_ctx).write(Kind.JOB_PROCESS_STARTED)
             super().start_controller(fl_ctx)
         except Exception as error:
             self.system_panic(f"experiment {self._config.federation.experiment!r} cannot start: {error}", fl_ctx)
@@ -147,6 +156,11 @@ class FedADController(ScatterAndGather):
                 self.system_panic(f"round {round_number}: {error}", fl_ctx)
                 return
         dxo = from_shareable(task.data)
+        try:
+            checkpoint = self._write_task(dxo.data, sites, fl_ctx)
+        except AuditError as error:
+            self.system_panic(f"round {round_number}: {error}", fl_ctx)
+            return
         experiment = self._config.federation.experiment
         dxo.meta = TaskMeta(
             experiment=experiment,
@@ -154,6 +168,7 @@ class FedADController(ScatterAndGather):
             round=round_number,
             lambda_t=self._atsa.lambda_t,
             ledger_heads={site_key(experiment, site): head for site, head in self._ledger_heads.items()},
+            checkpoint=checkpoint,
         ).model_dump()
         dxo.update_shareable(task.data)
         self._theta_old = self._global_weights[ModelLearnableKey.WEIGHTS]
@@ -165,7 +180,7 @@ class FedADController(ScatterAndGather):
         super().broadcast_and_wait(
             task=task, fl_ctx=fl_ctx, targets=sites, min_responses=len(sites), abort_signal=abort_signal
         )
-        gathered = self.aggregator.close_round()
+        gathered = self.aggregator.close_round(fl_ctx)
         if abort_signal is not None and abort_signal.triggered:
             return
         if len(gathered.accepted) < self._min_clients:
@@ -175,6 +190,19 @@ class FedADController(ScatterAndGather):
                 f"{self._min_clients} ({reasons}). The last finished round is saved: resubmit the job to go on from it",
                 fl_ctx,
             )
+
+    def _write_task(
+        self, theta: Mapping[str, torch.Tensor], sites: Sequence[str], fl_ctx: FLContext
+    ) -> SignedCheckpoint | None:
+        """What goes to the sites, before it goes; the server's checkpoint goes with it."""
+        record = audit(fl_ctx)
+        if record.party:
+            sent = payload(theta)
+            for site in sites:
+                record.write(
+                    Kind.TASK_SENT, peer=site, round=self._current_round, payload=sent, lambda_t=self._atsa.lambda_t
+                )
+        return record.checkpoint()
 
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
@@ -186,7 +214,7 @@ class FedADController(ScatterAndGather):
             rule = parse_rule(result.get_header(RULE_HEADER))
             details = ": ".join(word.value for word in (reason, rule) if word)
             why = f"the site reports {known_code(code)}" + (f" ({details})" if details else "")
-            self.aggregator.refuse(client_name, why, fl_ctx)
+            self.aggregator.refuse(client_name, why, fl_ctx, why)
             return False
         fl_ctx.set_prop(SENDER_PROP, client_name, private=True, sticky=False)
         accepted = super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
@@ -204,7 +232,9 @@ class FedADController(ScatterAndGather):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Adapt lambda_t once the new global model is there; answer ``show_stats``."""
         super().handle_event(event_type, fl_ctx)
-        if event_type == AppEventType.AFTER_SHAREABLE_TO_LEARNABLE:
+        if event_type == EventType.END_RUN:
+            audit(fl_ctx).note(Kind.JOB_PROCESS_STOPPED, Outcome.SUCCESS)
+        elif event_type == AppEventType.AFTER_SHAREABLE_TO_LEARNABLE:
             # FLARE swallows what an event handler raises: a failure here must still end the job.
             try:
                 self._finish_round(fl_ctx)
@@ -236,6 +266,7 @@ class FedADController(ScatterAndGather):
             bytes=dict(sorted(gathered.bytes.items())),
             seconds=time.monotonic() - self._round_started,
         )
+        self._write_aggregate(record, gathered, fl_ctx)
         self._records.append(record)
         self._ledger_heads |= record.ledger_heads
         self._global_weights[ModelLearnableKey.META] = {
@@ -251,6 +282,24 @@ class FedADController(ScatterAndGather):
         is_last = self._current_round + 1 == self._config.federation.rounds
         if is_last and (warning := self._atsa.warning()):
             self.log_warning(fl_ctx, warning)
+
+    def _write_aggregate(self, record: RoundRecord, gathered: RoundOfUpdates, fl_ctx: FLContext) -> None:
+        log = audit(fl_ctx)
+        if log.party is None:
+            return
+        claim = record.global_claim
+        log.write(
+            Kind.AGGREGATED,
+            round=record.round,
+            participants={site: meta.n_samples or 1 for site, meta in gathered.accepted.items()},
+            payload=payload(encode(self._global_weights[ModelLearnableKey.WEIGHTS], self._config)),
+            instability=record.instability,
+            lambda_t=record.lambda_t,
+            privacy=Privacy(mode="client_dp", unit=claim.unit, epsilon_after=claim.epsilon_unit, delta=claim.delta)
+            if claim
+            else None,
+        )
+        log.checkpoint()
 
     def _global_claim(self, sites: int) -> PrivacyClaim | None:
         """client_dp: what all global models so far say about one hospital; each round that was sent is one step.

@@ -14,8 +14,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from fedad_components.audit.event import Kind, Outcome, Privacy
+from fedad_components.audit.log import AuditError
 from fedad_components.config import FedADConfig
-from fedad_components.flare.context import data_kind, register_tensors, set_configuration
+from fedad_components.flare.audit import audit
+from fedad_components.flare.context import PRIVACY_PROP, data_kind, register_tensors, set_configuration
 from fedad_components.flare.controller import TRAIN_TASK
 from fedad_components.flare.ingress import check_task
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
@@ -76,7 +79,10 @@ class FedADExecutor(Executor):
         except TrainingAborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except TrainingError as error:
+            self._write_refusal(error.reason, fl_ctx)
             return self._failure(error.reason, error, fl_ctx, error.rule)
+        except AuditError as error:
+            return self._failure(Reason.STATE_REFUSED, error, fl_ctx)
         except WireError as error:
             return self._failure(Reason.TASK_REFUSED, error, fl_ctx)
         except PolicyRefused as error:
@@ -102,7 +108,16 @@ class FedADExecutor(Executor):
         abort_signal: Signal,
     ) -> Shareable:
         site = fl_ctx.get_identity_name()
-        worker = self._training_process(site, fl_ctx)
+        worker, record = self._training_process(site, fl_ctx), audit(fl_ctx)
+
+        def opened(images: int) -> None:
+            record.write(Kind.DATA_SET_OPENED, data_set=self._config.federation.data_set, images=images)
+
+        def charged(privacy: dict[str, Any]) -> None:
+            cost = Privacy.model_validate(privacy)
+            record.write(Kind.LEDGER_CHARGED, round=task.round, data_set=cost.data_set, privacy=cost)
+            fl_ctx.set_prop(PRIVACY_PROP, cost, private=True, sticky=False)
+
         self.log_info(fl_ctx, f"round {task.round}: training starts, lambda_t = {task.lambda_t:.4f}")
         trained = worker.train(
             theta,
@@ -119,6 +134,8 @@ class FedADExecutor(Executor):
                 f"round {task.round}, epoch {epoch + 1}/{self._config.training.epochs}"
                 + "".join(f", {name} = {value:.4f}" for name, value in losses.items()),
             ),
+            on_opened=opened,
+            on_charged=charged,
         )
         meta = ResultMeta.model_validate({"config_digest": task.config_digest, "round": task.round, **trained.meta})
         self.log_info(
@@ -150,6 +167,15 @@ class FedADExecutor(Executor):
                 run_dir / WORKER_LOG,
             )
         return self._worker
+
+    def _write_refusal(self, reason: Reason, fl_ctx: FLContext) -> None:
+        """That the ledger, or the data set, was asked for and refused; StrictEgress writes the reason itself."""
+        data_set = self._config.federation.data_set
+        if reason in (Reason.BUDGET_EXHAUSTED, Reason.LEDGER_REFUSED):
+            cost = Privacy(mode=self._config.privacy.mode, data_set=data_set)
+            audit(fl_ctx).note(Kind.LEDGER_CHARGED, data_set=data_set, privacy=cost, reason=reason.value)
+        elif reason is Reason.DATA_REFUSED:
+            audit(fl_ctx).note(Kind.DATA_SET_OPENED, Outcome.FAILED, data_set=data_set, reason=reason.value)
 
     def _failure(self, reason: Reason, error: Exception, fl_ctx: FLContext, rule: str | None = None) -> Shareable:
         # Not as an event: FLARE would keep it for the console's `show_errors`, and it may name paths.

@@ -17,10 +17,13 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.private.defs import TaskConstant
 
+from fedad_components.audit.event import Kind
+from fedad_components.audit.log import AuditError
 from fedad_components.config import FedADConfig
+from fedad_components.flare.audit import Record, audit, payload
 from fedad_components.flare.channels import plain
 from fedad_components.flare.context import configuration, expected_tensors, only, read_dxo
-from fedad_components.wire import TaskMeta, WireError, parse_meta
+from fedad_components.wire import Reason, TaskMeta, WireError, parse_meta
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +88,8 @@ def _check_lambda(lambda_t: float, config: FedADConfig) -> None:
 class StrictIngress(Filter):
     """Lets in exactly a round's weights and meta; of a task with anything else, nothing.
 
+    Nor does a task pass that the compliance log does not have, or without the server's signed checkpoint of its own.
+
     The executor gets a refused task empty and reports it as ``task-refused``: a filter that raised could name no
     reason. The site's log has the cause.
     """
@@ -96,7 +101,9 @@ class StrictIngress(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The task, rebuilt from its checked parts; without content if it was refused."""
         kept: dict[str, Any] = {}
+        record: Record | None = None
         try:
+            record = audit(fl_ctx)
             only(shareable, _KEYS, "key")
             headers = shareable.get(ReservedHeaderKey.HEADERS) or {}
             only(headers, _FLARE_HEADERS | _PEER_HEADERS, "header")
@@ -106,9 +113,12 @@ class StrictIngress(Filter):
             task, tensors = check_task(shareable, configuration(fl_ctx))
             if task.round <= self._last_round:
                 raise WireError(f"round {task.round} comes after round {self._last_round}")
+            _write_task(record, task, tensors)
         except Exception as error:
-            text = str(error) if isinstance(error, ValueError) else type(error).__name__
+            text = str(error) if isinstance(error, (ValueError, AuditError)) else type(error).__name__
             self.log_error(fl_ctx, f"StrictIngress refused a task: {text}", fire_event=False)
+            if record:
+                record.note(Kind.TASK_RECEIVED, reason=Reason.TASK_REFUSED.value)
             checked = Shareable()
             _keep_cookies(shareable, checked)
             return checked
@@ -117,6 +127,25 @@ class StrictIngress(Filter):
         for name, value in kept.items():
             checked.set_header(name, value)
         return checked
+
+
+def _write_task(record: Record, task: TaskMeta, tensors: dict[str, torch.Tensor]) -> None:
+    """What came, and what the server says of its own log.
+
+    Raises:
+        CheckpointError: if the server's checkpoint is missing, or not the server's.
+        AuditError: if it cannot be written.
+    """
+    if record.party is None:
+        return
+    record.accept(task.checkpoint, record.party.server)
+    record.write(
+        Kind.TASK_RECEIVED,
+        peer=record.party.server,
+        round=task.round,
+        lambda_t=task.lambda_t,
+        payload=payload(tensors),
+    )
 
 
 def _keep_cookies(task: Shareable, checked: Shareable) -> None:

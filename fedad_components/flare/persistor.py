@@ -11,9 +11,11 @@ from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey,
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
 
 from fedad_components import checkpoint, records
+from fedad_components.audit.event import Kind
 from fedad_components.checkpoint import Checkpoint
 from fedad_components.fedsd.state import initial_state, save_extractor
 from fedad_components.files import FileLock, write_atomic
+from fedad_components.flare.audit import audit
 from fedad_components.flare.context import configuration
 from fedad_components.flare.site import SitePaths
 from fedad_components.ledger_heads import read_heads, remember_heads
@@ -64,6 +66,7 @@ class FedADPersistor(ModelPersistor):
                 f"experiment {config.federation.experiment!r} resumes at round "
                 f"{saved.next_round} with lambda_t = {saved.atsa.get('lambda_t')}",
             )
+            audit(fl_ctx).write(Kind.MODEL_RESUMED, round=saved.next_round)
             # The job that finished those rounds may have died before its operator could download them.
             self._write_results(saved.theta, saved.next_round, fl_ctx)
             told = [record.ledger_heads for record in read_records(folder / records.FILE_NAME)]
@@ -88,6 +91,7 @@ class FedADPersistor(ModelPersistor):
         remember_heads(SitePaths.from_context(fl_ctx).ledger_heads, record.ledger_heads)
         append_record(folder / records.FILE_NAME, record)
         Checkpoint(theta, meta[NEXT_ROUND], meta[ATSA_STATE], config.identity()).save(folder / checkpoint.FILE_NAME)
+        audit(fl_ctx).write(Kind.MODEL_SAVED, round=record.round)
         self._write_results(theta, meta[NEXT_ROUND], fl_ctx)
 
     @staticmethod

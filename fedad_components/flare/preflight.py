@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import stat
@@ -18,7 +19,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, SERVER_CLASS_ALLOW_LIST
 from fedad_components.flare.provision import (
+    AUDIT_RECORDER,
+    JOB_APPROVAL,
+    JOB_AUDIT,
     JOB_CHANNELS,
+    RECORDED_JOBS,
     SITE_CHANNELS,
     STARTUP_FILES,
     STRICT_EGRESS,
@@ -58,6 +63,7 @@ def check(kit: str | Path, *, network: bool = True) -> list[Finding]:
     if kind != "admin":
         findings += _found("class allow list", _allow_list, kit, kind)
         findings += [*_found("authorization", _authorization, kit), _custom_code(kit)]
+        findings += _found("compliance log", _audit, kit, kind)
     if kind == "client":
         findings += [*_found("egress", _privacy, kit), *_found("channels", _channels, kit), *_site(kit)]
     if network and kind != "server":
@@ -182,6 +188,25 @@ def _channels(kit: Path) -> Iterator[Finding]:
     )
 
 
+def _audit(kit: Path, kind: Kind) -> Iterator[Finding]:
+    """That all of it is written; without any of it, a kit of an earlier release would run without a record."""
+    components = _effective(kit, "resources.json").get("components") or []
+    found = {"the parent process": AUDIT_RECORDER in components}
+    if kind == "client":
+        found["a job's process"] = JOB_AUDIT in (_read(kit / "local" / "privacy.json").get("components") or [])
+    else:
+        found["submitted jobs"] = RECORDED_JOBS in [item.get("path") for item in components]
+    silent = [what for what, written in found.items() if not written]
+    folder = SitePaths.of_kit(kit).audit
+    writable = not folder.exists() or os.access(folder, os.W_OK | os.X_OK)
+    detail = f"{folder}: cannot be written by this account" if not writable else "every event is written"
+    yield Finding(
+        "compliance log",
+        not silent and writable,
+        f"nothing of {' and of '.join(silent)} is written: {HARDEN}" if silent else detail,
+    )
+
+
 def _custom_code(kit: Path) -> Finding:
     files = [path for path in (kit / "local" / "custom").rglob("*") if path.is_file()]
     return Finding("local/custom", True, f"{len(files)} files of this site's own code" if files else "empty")
@@ -200,11 +225,21 @@ def _site(kit: Path) -> Iterator[Finding]:
     except SiteError as error:
         yield Finding("site policy", False, str(error))
         return
+    yield _approval(kit, policy)
     named = {*policy.data_sets, *policy.public_data_sets}
     if unknown := sorted(named - set(ids)) if ids is not None else []:
         yield Finding("site policy", False, f"it names data sets that the catalogue lacks: {', '.join(unknown)}")
     else:
         yield Finding("site policy", True, "valid")
+
+
+def _approval(kit: Path, policy: SitePolicy) -> Finding:
+    components = _effective(kit, "resources.json").get("components")
+    if not isinstance(components, list) or JOB_APPROVAL not in components:
+        detail = "required" if policy.require_approval else "not required, and nobody compares signer and submitter"
+        return Finding("approval", False, f"{detail}: the component that sees to it is missing: {HARDEN}")
+    detail = "each job waits for this site's reviewer" if policy.require_approval else "not required"
+    return Finding("approval", True, detail)
 
 
 def _server(kit: Path, kind: Kind) -> Iterator[Finding]:

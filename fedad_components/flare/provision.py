@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from nvflare.apis.fl_constant import SystemComponents
 from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
@@ -24,6 +25,10 @@ from nvflare.lighter.spec import Builder, Project, ProvisionContext
 from fedad_components.config import check_name
 from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, SERVER_CLASS_ALLOW_LIST, class_path
+from fedad_components.flare.approval import JobApproval
+from fedad_components.flare.audit import JOB_AUDIT_ID, JobAudit
+from fedad_components.flare.audit_jobs import RecordedJobs
+from fedad_components.flare.audit_parent import RECORDER_ID, AuditRecorder
 from fedad_components.flare.channels import JOB_CHANNELS_ID, JobChannels, SiteChannels
 from fedad_components.flare.egress import StrictEgress
 from fedad_components.flare.ingress import StrictIngress
@@ -38,6 +43,10 @@ STRICT_EGRESS = class_path(StrictEgress)
 STRICT_INGRESS = class_path(StrictIngress)
 JOB_CHANNELS = {"id": JOB_CHANNELS_ID, "path": class_path(JobChannels), "args": {}}
 SITE_CHANNELS = {"id": "site_channels", "path": class_path(SiteChannels), "args": {}}
+JOB_APPROVAL = {"id": SystemComponents.APP_DEPLOYER, "path": class_path(JobApproval), "args": {}}
+JOB_AUDIT = {"id": JOB_AUDIT_ID, "path": class_path(JobAudit), "args": {}}
+AUDIT_RECORDER = {"id": RECORDER_ID, "path": class_path(AuditRecorder), "args": {}}
+RECORDED_JOBS = class_path(RecordedJobs)
 PRIVACY_SCOPE = "fedad"
 PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
@@ -77,9 +86,10 @@ def harden(kit: str | Path) -> Kind:
     """Apply FedAD's policy to a kit, in place; running it again changes nothing.
 
     Everybody: mutual TLS, private keys 0600, folders 0700. Server and sites: signed jobs only, exact class allow list,
-    authorization policy (what a kit's own denies stays denied), no log streaming, a private folder. Server: storage in
-    the kit. Sites: the guards of ``channels.py``; in the privacy policy StrictIngress before and StrictEgress behind
-    the site's own filters; an empty catalogue and the policy template (existing ones are kept).
+    authorization policy (what a kit's own denies stays denied), no log streaming, a private folder. the
+    compliance log. Server: storage in the kit. Sites: the guards of ``channels.py`` and the deployer of
+    ``approval.py``; in the privacy policy StrictIngress before and StrictEgress behind the site's own filters; an empty
+    catalogue and the policy template (existing ones are kept).
 
     FLARE reads ``resources.json`` and ``authorization.json`` only where they exist, and else their ``.default``; it
     runs *without* any authorization when both are missing. So the defaults are what is rewritten.
@@ -142,8 +152,13 @@ def _strict(policy: dict[str, Any]) -> None:
         scope["task_result_filters"] = [*_others(scope, "task_result_filters", STRICT_EGRESS), _filter(STRICT_EGRESS)]
     if policy["default_scope"] not in [scope["name"] for scope in policy["scopes"]]:
         raise ValueError(f"default_scope {policy['default_scope']!r} is none of its scopes")
-    others = [item for item in policy.get("components", []) if item["id"] != JOB_CHANNELS_ID]
-    policy["components"] = [JOB_CHANNELS, *others]
+    ours = [JOB_CHANNELS, JOB_AUDIT]
+    policy["components"] = [*ours, *_without(policy.get("components", []), ours)]
+
+
+def _without(components: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ids = {own["id"] for own in ours}
+    return [item for item in components if item["id"] not in ids]
 
 
 def _filter(path: str) -> dict[str, Any]:
@@ -180,8 +195,8 @@ def _client_resources(resources: dict[str, Any]) -> None:
     _common_resources(resources, CLASS_ALLOW_LIST)
     # Top-level keys beyond FLARE's own are sent to the server at registration: nothing of FedAD's belongs here.
     resources["allow_log_streaming"] = False
-    others = [item for item in resources["components"] if item["id"] != SITE_CHANNELS["id"]]
-    resources["components"] = [*others, SITE_CHANNELS]
+    ours = [SITE_CHANNELS, JOB_APPROVAL, AUDIT_RECORDER]
+    resources["components"] = [*_without(resources["components"], ours), *ours]
 
 
 def _server_resources(resources: dict[str, Any]) -> None:
@@ -203,8 +218,10 @@ def _server_resources(resources: dict[str, Any]) -> None:
         component["args"] = replacements.get(component["id"], component.get("args", {}))
         if component["id"] == "job_store":
             component.update(path=_KIT_STORAGE, args={})
-    ours = {"id": "abandoned_jobs", "path": class_path(AbandonedJobs), "args": {}}
-    resources["components"] = [item for item in resources["components"] if item["id"] != ours["id"]] + [ours]
+        if component["id"] == "job_manager":
+            component["path"] = RECORDED_JOBS
+    ours = [{"id": "abandoned_jobs", "path": class_path(AbandonedJobs), "args": {}}, AUDIT_RECORDER]
+    resources["components"] = [*_without(resources["components"], ours), *ours]
 
 
 def _common_resources(resources: dict[str, Any], allow_list: Sequence[str]) -> None:

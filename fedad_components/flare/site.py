@@ -1,8 +1,8 @@
 """What a site keeps to itself: the private folder of its kit, and the policy in it. Needs no FLARE for a kit path.
 
 ``<kit>/local/fedad/`` (0700) holds ``catalogue.yaml``, ``policy.yaml``, ``state/`` (private heads), ``privacy/``
-(ledger and unit key) and ``cache/`` (decoded images). It lies outside FLARE's run folders, so it survives jobs,
-restarts and resubmissions.
+(ledger and unit key), ``audit/`` (compliance log) and ``cache/`` (decoded images). It lies outside FLARE's run folders,
+so it survives jobs, restarts and resubmissions.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class SitePaths:
         return self.root / "privacy"
 
     @property
+    def approvals(self) -> Path:
+        """The jobs that came for approval, and the reviewers' decisions."""
+        return self.root / "approvals"
+
+    @property
     def ledger(self) -> Path:
         """What each data set has spent of its privacy budget."""
         return self.privacy / "ledger.sqlite"
@@ -98,6 +103,18 @@ class SitePaths:
     def unit_key(self) -> Path:
         """Secret key that assigns patients to privacy units."""
         return self.privacy / "unit_key"
+
+    @property
+    def audit(self) -> Path:
+        """The compliance log, of a site or of the server."""
+        return self.root / "audit"
+
+    @property
+    def kit(self) -> Path | None:
+        """The startup kit that the folder lies in; None in FLARE's simulator, which has no kits."""
+        kit = self.root.parents[1]
+        is_kit = any((kit / "startup" / name).is_file() for name in ("fed_server.json", "fed_client.json"))
+        return kit if is_kit else None
 
     @property
     def ledger_head(self) -> Path:
@@ -115,7 +132,7 @@ class SitePaths:
 
     def create(self) -> SitePaths:
         """Make the folders, 0700 also where they exist already; never touches a file."""
-        for folder in (self.root, self.state, self.cache, self.privacy):
+        for folder in (self.root, self.state, self.cache, self.privacy, self.audit):
             make_private_dir(folder).chmod(0o700)
         return self
 
@@ -123,14 +140,17 @@ class SitePaths:
 class SitePolicy(BaseModel):
     """What a site allows, whatever a job asks for.
 
-    An absent file means the defaults: jobs of any ``privacy.mode`` on any number of patients may train; the projection
-    head and spectra of images stay at the site, and no image is public; jobs with differential privacy are bound to
-    sigma >= 1 and delta <= 1e-5, and those of dp_sgd to epsilon <= 10 for adding or removing one unit (PRV accountant)
-    over all jobs.
+    An absent file means the defaults: each job waits for this site's reviewer; jobs of any ``privacy.mode`` on any
+    number of patients may train; the projection head and spectra of images stay at the site, and no image is public;
+    jobs with differential privacy are bound to sigma >= 1 and delta <= 1e-5, and those of dp_sgd to epsilon <= 10 for
+    adding or removing one unit (PRV accountant) over all jobs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    require_approval: bool = Field(
+        default=True, description="whether a job waits until this site's reviewer has approved its digest"
+    )
     allow_aggregated_head: bool = Field(
         default=False, description="whether the projection head may leave the site (`head: aggregated`, FedAvg-SSL)"
     )

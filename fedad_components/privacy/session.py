@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedad_components.audit.event import Privacy
 from fedad_components.privacy.client_dp import clip_update
 from fedad_components.privacy.ledger import Entry, Ledger, LedgerError
 from fedad_components.privacy.mechanism import secure_generator
@@ -81,8 +82,11 @@ class PrivacySession:
             "delta": config.privacy.delta,
         }
 
-    def charge(self, round_number: int, rules: PrivacyRules, known_head: str | None) -> None:
+    def charge(self, round_number: int, rules: PrivacyRules, known_head: str | None) -> Privacy:
         """Charge a round; to be called before each training, also of a round that is repeated: its noise is new.
+
+        Returns:
+            What it cost of the data set's budget, for the compliance log.
 
         Args:
             rules: the site's, for this data set.
@@ -99,6 +103,7 @@ class PrivacySession:
                 f"{self._ledger.path}: does not hold the entry that this site's last result was charged with: the "
                 f"ledger was rolled back, together with the site's state. Restore its newest copy"
             )
+        earlier = self._ledger.entries(self._data_set.id)
         row = self._ledger.charge(
             Entry(
                 data_set=self._data_set.id,
@@ -119,6 +124,16 @@ class PrivacySession:
             assert claim is not None
             self._charged["claim"] = claim.model_dump(mode="json")
         logger.info("round %d charged to the ledger: %s", round_number, claim or "no guarantee")
+        protected = self._config.privacy.mode == "dp_sgd"
+        return Privacy(
+            mode=self._config.privacy.mode,
+            data_set=self._data_set.id,
+            unit=self._config.privacy.unit if protected else None,
+            epsilon_before=(earlier[-1].epsilon_unit if earlier else 0.0) if protected else None,
+            epsilon_after=row.epsilon_unit,
+            budget=rules.max_epsilon if protected else None,
+            delta=self._config.privacy.delta if protected else None,
+        )
 
     def protect(self, theta_k: dict[str, torch.Tensor], theta: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """theta_k as it may leave: clipped for client_dp, with noise for weight_noise, else as trained."""

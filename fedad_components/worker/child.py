@@ -36,6 +36,7 @@ def main() -> None:
     except Exception as error:
         _reply_failure(replies, error)
         return
+    send(replies, Message("opened", {"images": site.images}))
     send(replies, Message("ready"))
     while (request := receive(requests)) is not None:
         try:
@@ -71,10 +72,12 @@ class _Site:
             return cached
 
         public = config.privacy.public_data_set
+        cached = read(data_set)
+        self.images = len(cached.files)
         self._session = PrivacySession(
             config,
             data_set,
-            read(data_set),
+            cached,
             site=fields["site"],
             job_id=fields["job_id"],
             ledger=Ledger(fields["ledger"], fields["ledger_head"]),
@@ -91,7 +94,9 @@ class _Site:
         state = self._store.load_before(round_number)
         if state is not None:
             trainer.load_site_state(state)
-        self._session.charge(round_number, PrivacyRules.model_validate(fields["rules"]), fields["known_ledger_head"])
+        rules = PrivacyRules.model_validate(fields["rules"])
+        cost = self._session.charge(round_number, rules, fields["known_ledger_head"])
+        send(replies, Message("charged", {"privacy": cost.model_dump(mode="json")}))
         result = trainer.train_round(
             request.tensors,
             float(fields["lambda_t"]),

@@ -98,19 +98,36 @@ class TrainingProcess:
         timeout: float,
         should_stop: Callable[[], bool] = lambda: False,
         on_epoch: Callable[[int, dict[str, float]], None] = lambda epoch, losses: None,
+        on_opened: Callable[[int], None] = lambda images: None,
+        on_charged: Callable[[dict[str, Any]], None] = lambda privacy: None,
     ) -> TrainedRound:
         """Train one round, starting the child first if there is none.
+
+        Args:
+            theta: the round's weights.
+            order: what to do.
+            timeout: seconds.
+            should_stop: asked all the time.
+            on_epoch: called with the epoch's number and losses.
+            on_opened: called with the data set's number of images, once a child.
+            on_charged: called with what the round cost (:class:`~fedad_components.audit.event.Privacy`, as JSON). What
+                one of these raises ends the child.
 
         Raises:
             TrainingError: the child died, took longer than ``timeout`` seconds, or refused; the next call starts anew.
             TrainingAborted: ``should_stop`` returned true; the child is ended.
         """
         deadline = time.monotonic() + timeout
+        news = {
+            "opened": lambda fields: on_opened(fields["images"]),
+            "charged": lambda fields: on_charged(fields["privacy"]),
+            "epoch": lambda fields: on_epoch(fields["epoch"], fields["losses"]),
+        }
         if self.pid is None:
             self._start()
-            self._await("ready", deadline, should_stop, on_epoch)
+            self._await("ready", deadline, should_stop, news)
         self._send(Message("train", asdict(order), theta))
-        reply = self._await("result", deadline, should_stop, on_epoch)
+        reply = self._await("result", deadline, should_stop, news)
         return TrainedRound(dict(reply.tensors), reply.fields["meta"], reply.fields["seconds"])
 
     def stop(self) -> None:
@@ -150,7 +167,7 @@ class TrainingProcess:
         kind: str,
         deadline: float,
         should_stop: Callable[[], bool],
-        on_epoch: Callable[[int, dict[str, float]], None],
+        news: Mapping[str, Callable[[dict[str, Any]], None]],
     ) -> Message:
         while True:
             if should_stop():
@@ -174,10 +191,14 @@ class TrainingProcess:
                     self.stop()
                 fields = message.fields
                 raise TrainingError(Reason(fields["reason"]), fields["message"], fields["rule"])
-            if message.kind == "epoch":
-                on_epoch(message.fields["epoch"], message.fields["losses"])
-            elif message.kind == kind:
+            if message.kind == kind:
                 return message
+            if message.kind in news:
+                try:
+                    news[message.kind](message.fields)
+                except Exception:
+                    self.stop()
+                    raise
 
     def _death(self) -> TrainingError:
         assert self._process is not None

@@ -87,7 +87,7 @@ def test_under_dp_no_count_and_no_loss_leaves_and_epsilon_is_planned(tmp_path: P
     job = exported(tmp_path, **PRIVATE)
     shown = page(job, data_sets=data_sets(tmp_path, units=625))
     assert shown.refusals == ()
-    assert set(shown.meta or {}) == {"config_digest", "round", "claim", "ledger_head"}
+    assert set(shown.meta or {}) == {"config_digest", "round", "claim", "ledger_head", "checkpoint"}
     assert "the number of images, and every loss" in shown.stays
     plan = make_plan(units=625, units_per_step=32, rounds=3, epochs=3, delta=1e-5, unit_size=8, noise_multiplier=2.0)
     assert shown.claim is not None

@@ -17,7 +17,11 @@ from fedad_components.cli.provision import app
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, SERVER_CLASS_ALLOW_LIST
 from fedad_components.flare.preflight import check
 from fedad_components.flare.provision import (
+    AUDIT_RECORDER,
+    JOB_APPROVAL,
+    JOB_AUDIT,
     JOB_CHANNELS,
+    RECORDED_JOBS,
     SITE_CHANNELS,
     STRICT_EGRESS,
     KitError,
@@ -95,6 +99,31 @@ def test_every_channel_of_a_site_is_guarded(kits: Path) -> None:
     assert JOB_CHANNELS in _json(kits / SITE / "local" / "privacy.json")["components"]
     assert SITE_CHANNELS in _json(kits / SITE / "local" / "resources.json.default")["components"]
     assert JOB_CHANNELS["path"] in CLASS_ALLOW_LIST
+
+
+def test_every_party_writes_the_compliance_log(kits: Path) -> None:
+    for name in (SERVER, SITE):
+        assert AUDIT_RECORDER in _json(kits / name / "local" / "resources.json.default")["components"]
+        assert stat.S_IMODE(SitePaths.of_kit(kits / name).audit.stat().st_mode) == 0o700
+    jobs = _json(kits / SERVER / "local" / "resources.json.default")["components"]
+    assert RECORDED_JOBS in [item["path"] for item in jobs if item["id"] == "job_manager"]
+    assert JOB_AUDIT in _json(kits / SITE / "local" / "privacy.json")["components"]
+
+
+def test_a_site_deploys_no_job_but_through_the_approval_which_its_policy_requires(kits: Path) -> None:
+    components = _json(kits / SITE / "local" / "resources.json.default")["components"]
+    assert [item for item in components if item["id"] == "app_deployer"] == [JOB_APPROVAL]
+    policy = SitePaths.of_kit(kits / SITE).policy
+    assert yaml.safe_load(policy.read_text(encoding="utf-8"))["require_approval"] is True
+
+
+def test_a_policy_without_the_line_requires_approval_too(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    assert SitePolicy.load(path).require_approval is True
+    path.write_text("allow_aggregated_head: true\n", encoding="utf-8")
+    assert SitePolicy.load(path).require_approval is True
+    path.write_text("require_approval: false\n", encoding="utf-8")
+    assert SitePolicy.load(path).require_approval is False
 
 
 def test_hardening_keeps_what_the_kits_own_policy_denies(site: Path) -> None:
@@ -225,6 +254,16 @@ def test_preflight_finds_each_weakening(site: Path, kits: Path, tmp_path: Path) 
     resources["components"].remove(SITE_CHANNELS)
     _edit(local / "resources.json.default", components=resources["components"])
     finds("channels")
+    resources = _json(local / "resources.json.default")
+    resources["components"].remove(JOB_APPROVAL)
+    _edit(local / "resources.json.default", components=resources["components"])
+    finds("approval")
+    resources = _json(local / "resources.json.default")
+    resources["components"].remove(AUDIT_RECORDER)
+    _edit(local / "resources.json.default", components=resources["components"])
+    finds("compliance log")
+    _edit(local / "privacy.json", components=[JOB_CHANNELS])
+    finds("compliance log")
     _edit(startup / "fed_client.json", require_signed_jobs=False)
     finds("signed jobs")
     _edit(startup / "fed_client.json", client={"connection_security": "tls"})
