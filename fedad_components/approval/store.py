@@ -250,7 +250,6 @@ class Approvals:
             job_id=_word(job_id),
             job_name=_word(content.job_name),
             job_digest=content.digest,
-            files=content.file_digests,
             reason=reasons[state],
         )
 
@@ -298,8 +297,7 @@ class Approvals:
                 job_id=_word(entry.request.last_job_id),
                 job_name=_word(content.job_name),
                 job_digest=entry.digest,
-                files=content.file_digests,
-                reason=f"{state} by {decision.by}; SHA-256 of {name}: {hashlib.sha256(decision.content()).hexdigest()}",
+                reason=f"{state} by {decision.by}; SHA-256 of {name}: {_sha256(decision.content())}",
             )
             write_atomic(entry.folder.parent / name, decision.content())
         return decision
@@ -333,6 +331,10 @@ def _entry(folder: Path) -> Entry:
     if {request.digest, *(decision.digest for decision in decisions)} != {folder.name}:
         _damaged(folder, "files of another digest")
     return Entry(request, decisions, folder / _JOB)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 _Loaded = TypeVar("_Loaded", Request, Decision)

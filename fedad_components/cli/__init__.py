@@ -23,6 +23,7 @@ from fedad_components.cli import (
     privacy,
     probe,
     provision,
+    site,
 )
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ app.add_typer(egress.app, name="egress")
 app.add_typer(config.app, name="config")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(provision.app, name="provision")
+app.add_typer(site.app, name="site")
 
 
 def _version(wanted: bool) -> None:

@@ -44,37 +44,47 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every tensor.")] = False,
 ) -> None:
     """The security officer's page: every tensor, every word, every channel, and what the site's policy says."""
-    from fedad_components.egress_page import make_page
-    from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
-    from fedad_components.flare.executor import FedADExecutor
-    from fedad_components.flare.provision import PRIVACY_SCOPE, KitError
-    from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
-    from fedad_components.imaging.catalogue import Catalogue, CatalogueError
+    from fedad_components.flare.provision import KitError
+    from fedad_components.flare.site import SiteError
+    from fedad_components.imaging.catalogue import CatalogueError
 
     try:
-        policy = SitePolicy.load(SitePaths.of_kit(kit).policy) if kit else None
-        data_sets = Catalogue.load(SitePaths.of_kit(kit).catalogue).data_sets if kit else None
-        page = _with_guards(
-            kit,
-            policy,
-            make_page(
-                job,
-                CLASS_ALLOW_LIST,
-                executor=class_path(FedADExecutor),
-                scope=PRIVACY_SCOPE,
-                policy=policy,
-                data_sets=data_sets,
-            ),
-        )
+        page = page_of(job, kit)
     except (CatalogueError, KitError, SiteError, OSError) as error:
         complain(error)
         raise typer.Exit(1) from None
     if as_json:
         print(json.dumps(page.to_json(), indent=2))
     else:
-        _print(page, kit)
+        print_page(page, kit)
     if page.refusals:
         raise typer.Exit(REFUSED)
+
+
+def page_of(job: Path, kit: Path | None) -> EgressPage:
+    """What a job would let out of the site of a kit, or of one with the default policy.
+
+    Raises:
+        CatalogueError, KitError, SiteError, OSError: if job, kit, policy or catalogue cannot be read.
+    """
+    from fedad_components.egress_page import make_page
+    from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
+    from fedad_components.flare.executor import FedADExecutor
+    from fedad_components.flare.provision import PRIVACY_SCOPE
+    from fedad_components.flare.site import SitePaths, SitePolicy
+    from fedad_components.imaging.catalogue import Catalogue
+
+    policy = SitePolicy.load(SitePaths.of_kit(kit).policy) if kit else None
+    data_sets = Catalogue.load(SitePaths.of_kit(kit).catalogue).data_sets if kit else None
+    page = make_page(
+        job,
+        CLASS_ALLOW_LIST,
+        executor=class_path(FedADExecutor),
+        scope=PRIVACY_SCOPE,
+        policy=policy,
+        data_sets=data_sets,
+    )
+    return _with_guards(kit, policy, page)
 
 
 def _with_guards(kit: Path | None, policy: SitePolicy | None, page: EgressPage) -> EgressPage:
@@ -121,7 +131,8 @@ def _of_the_ledger(kit: Path, policy: SitePolicy, page: EgressPage) -> list[Refu
     ]
 
 
-def _print(page: EgressPage, kit: Path | None) -> None:
+def print_page(page: EgressPage, kit: Path | None) -> None:
+    """The page as a person reads it."""
     from fedad_components.egress_page import PATHS, by_group
     from fedad_components.job_reader import printable
     from fedad_components.privacy.policy import Rule

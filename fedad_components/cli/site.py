@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -73,8 +74,8 @@ def review(
         print(json.dumps({**_as_json(entry), "files": content.file_digests, "page": page.to_json()}, indent=2))
         return
     _list([entry])
-    for line in (f"digest {entry.digest}", f"folder {entry.folder}"):
-        _console.print(line, soft_wrap=True)
+    for what, value in (("digest", entry.digest), ("folder", entry.folder), ("last job id", entry.request.last_job_id)):
+        _console.print(printable(f"{what} {value}"), soft_wrap=True)
     for decision in entry.decisions:
         note = f": {decision.note}" if decision.note else ""
         text = f"{decision.time} {decision.state} by {decision.by} (account {decision.account}){note}"
@@ -161,7 +162,7 @@ def _list(entries: list[Entry], none: str = "") -> None:
     if not entries:
         _console.print(none)
         return
-    table = Table("digest", "state", "job", "submitter", "first came", "came", "last job id")
+    table = Table(Column("digest", no_wrap=True), "state", "job", "submitter", "first came", "times", box=SIMPLE_HEAD)
     for entry in entries:
         request = entry.request
         table.add_row(
@@ -170,8 +171,7 @@ def _list(entries: list[Entry], none: str = "") -> None:
             printable(request.job_name),
             printable(request.submitter),
             f"{request.first_time[:16].replace('T', ' ')} UTC",
-            f"{request.times} ×",
-            printable(request.last_job_id),
+            str(request.times),
         )
     _console.print(table)
 

@@ -31,9 +31,11 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import psutil
+import yaml
 from nvflare.fuel.flare_api.api_spec import NoConnection, SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
+from fedad_components.files import write_atomic
 from fedad_components.flare.provision import provision, read_project
 from fedad_components.flare.site import SitePaths
 
@@ -85,6 +87,8 @@ class Federation:
         """Names of the people by role: project_admin, lead, member."""
         self.kits = provision(self._project, self.work_dir / "provision")
         """Folder with one startup kit a participant."""
+        for site in self.sites:
+            self.set_policy(site)
 
     # -- places ------------------------------------------------------------------------------------------------------
 
@@ -100,6 +104,11 @@ class Federation:
     def site_paths(self, name: str) -> SitePaths:
         """A site's private folder."""
         return SitePaths.of_kit(self.kit(name))
+
+    def set_policy(self, site: str, **rules: Any) -> None:
+        """Write a site's policy: these rules, and the defaults, but that nobody has to approve a job here."""
+        policy = {"require_approval": False, **rules}
+        write_atomic(self.site_paths(site).policy, yaml.safe_dump(policy, sort_keys=False).encode("utf-8"))
 
     def server_log(self, job_id: str | None = None) -> str:
         """The server's log, or that of its process for a job."""

@@ -110,8 +110,8 @@ def run_demo(options: DemoOptions, console: Console) -> Summary:
                 units = {"units": DECLARED_UNITS[options.data]} if options.privacy == "dp_sgd" else {}
                 _register(federation.site_paths(site).catalogue, config.federation.data_set, entry | units)
             if options.privacy == "dp_sgd":
-                strict = {"privacy": {"required_mode": "dp_sgd", "min_noise_multiplier": STRICT_SIGMA}}
-                _write_yaml(federation.site_paths(list(data.sites)[-1]).policy, strict)
+                strict = {"required_mode": "dp_sgd", "min_noise_multiplier": STRICT_SIGMA}
+                federation.set_policy(list(data.sites)[-1], privacy=strict)
             console.print("3. starting them: FLARE processes, mutual TLS over loopback", highlight=False)
             federation.start()
             job = export_job(FedADRecipe(config), out / "jobs")

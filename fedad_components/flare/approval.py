@@ -115,7 +115,7 @@ class JobApproval(FLComponent, AppDeployer):
                 add_launcher(_NoLauncher(), fl_ctx)
 
     def _launch_refusal(self, fl_ctx: FLContext) -> str:
-        kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+        kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT))
         if not SitePolicy.load(SitePaths.of_kit(kit).policy).require_approval:
             return ""
         meta = fl_ctx.get_prop(FLContextKey.JOB_META)

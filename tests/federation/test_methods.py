@@ -32,7 +32,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with Federation(folder / "federation", SITES) as federation:
         give_images(federation, folder / "images")
         for site in SITES:
-            federation.site_paths(site).policy.write_text("allow_aggregated_head: true\nallow_shared_spectra: true\n")
+            federation.set_policy(site, allow_aggregated_head=True, allow_shared_spectra=True)
         federation.start()
         yield federation
 

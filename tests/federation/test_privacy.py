@@ -56,7 +56,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 def write_policy(federation: Federation, site: str, **rules: float) -> None:
-    federation.site_paths(site).policy.write_text(yaml.safe_dump({"privacy": rules}))
+    federation.set_policy(site, privacy=rules)
 
 
 def ledger_of(federation: Federation, site: str) -> Ledger:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import rfc8785
+from approval_jobs import FILES, META, Authority, archive, member, renewed, signed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedad_components.approval import content as module
 from fedad_components.approval.content import JobContent, UnsafeJob
-from jobs import FILES, META, Authority, archive, member, renewed, signed
 
 
 def job(files: Mapping[str, bytes | None] = FILES, meta: Any = META, app: str = "app") -> JobContent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import io
 import json
 import zipfile
@@ -10,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives import serialization
+from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_pri_key, sign_folders
 
 LEAD = "lead@example.org"
 FILES = {"config/config_fed_client.json": b'{"format_version": 2}', "config/config_fed_server.json": b"{}"}
@@ -67,53 +65,27 @@ def member(name: str, mode: int, content: bytes = b"") -> bytes:
 
 
 class Authority:
-    """A certificate authority with a root certificate in a file."""
+    """A certificate authority; what it issues is what FLARE provisions."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "consortium")])
-        builder = self._builder(name, name, self._key.public_key())
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        self._name, self.root = name, folder / "rootCA.pem"
-        root = builder.sign(self._key, hashes.SHA256())
+        self._folder, self._issuer = folder, Identity("consortium")
+        self._key, public = generate_keys()
+        root = generate_cert(self._issuer, self._issuer, self._key, public, ca=True)
+        self.root = folder / "rootCA.pem"
         self.root.write_bytes(root.public_bytes(serialization.Encoding.PEM))
 
-    def _builder(self, subject: x509.Name, issuer: x509.Name, key: rsa.RSAPublicKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.timezone.utc)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=30))
-        )
-
-    def person(self, name: str, role: str = "lead") -> tuple[rsa.RSAPrivateKey, Path]:
-        """Key and certificate, as FLARE provisions a person."""
-        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        subject = x509.Name(
-            [
-                x509.NameAttribute(NameOID.COMMON_NAME, name),
-                x509.NameAttribute(NameOID.ORGANIZATION_NAME, "consortium"),
-                x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role),
-            ]
-        )
-        builder = self._builder(subject, self._name, key.public_key())
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        path = self.folder / f"{name}.crt"
-        path.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    def person(self, name: str) -> tuple[Any, Path]:
+        """Key, and the certificate's file."""
+        key, public = generate_keys()
+        certificate = generate_cert(Identity(name, "consortium", "lead"), self._issuer, self._key, public)
+        path = self._folder / f"{name}.crt"
+        path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return key, path
 
 
-def signed(person: tuple[rsa.RSAPrivateKey, Path], folder: Path, files: Mapping[str, bytes] = FILES) -> bytes:
+def signed(person: tuple[Any, Path], folder: Path, files: Mapping[str, bytes] = FILES) -> bytes:
     """The archive that FLARE's server sends of an app that a person has signed."""
-    from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
-    from nvflare.lighter.utils import sign_folders
-
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -128,11 +100,7 @@ def kit(folder: Path, site: str, authority: Authority) -> Path:
     startup.mkdir(parents=True)
     key, certificate = authority.person(site)
     (startup / "client.crt").write_bytes(certificate.read_bytes())
-    (startup / "client.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-        )
-    )
+    (startup / "client.key").write_bytes(serialize_pri_key(key))
     (startup / "rootCA.pem").write_bytes(authority.root.read_bytes())
     (startup / "fed_client.json").write_text(json.dumps({"client": {}, "servers": [{"identity": "server"}]}))
     (folder / "local" / "fedad").mkdir(parents=True, mode=0o700)
