@@ -128,6 +128,11 @@ class JobContent:
             if PurePosixPath(path).name not in SIGNATURES
         }
 
+    @property
+    def lasting_meta(self) -> dict[str, Any]:
+        """What of the meta the digest covers."""
+        return {key: value for key, value in self.meta.items() if key not in RENEWED}
+
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hex, over the canonical JSON (RFC 8785) of app, files, folders and meta."""
@@ -136,7 +141,7 @@ class JobContent:
             "app": self.app,
             "files": self.file_digests,
             "folders": sorted(self.folders),
-            "meta": {key: value for key, value in self.meta.items() if key not in RENEWED},
+            "meta": self.lasting_meta,
         }
         try:
             return hashlib.sha256(canonical(what)).hexdigest()

@@ -71,7 +71,8 @@ def review(
         content = entry.job()
         page = replace(page_of(entry.folder, kit), job=entry.request.job_name)
     if as_json:
-        print(json.dumps({**_as_json(entry), "files": content.file_digests, "page": page.to_json()}, indent=2))
+        covered = {"files": content.file_digests, "meta": content.lasting_meta}
+        print(json.dumps({**_as_json(entry), **covered, "page": page.to_json()}, indent=2))
         return
     _list([entry])
     for what, value in (("digest", entry.digest), ("folder", entry.folder), ("last job id", entry.request.last_job_id)):
@@ -80,10 +81,13 @@ def review(
         note = f": {decision.note}" if decision.note else ""
         text = f"{decision.time} {decision.state} by {decision.by} (account {decision.account}){note}"
         _console.print(printable(text), soft_wrap=True)
-    files = Table("SHA-256", Column("file", overflow="fold"), title="What the digest covers, beside meta.json")
+    files = Table("file", "SHA-256", title="The digest covers these files")
     for path, digest in content.file_digests.items():
-        files.add_row(digest[:_SHOWN] + "…", path)
-    _console.print(files)
+        files.add_row(path, digest[:_SHOWN] + "…")
+    meta = Table("meta.json", Column("value", overflow="fold"), title="and this of the job's meta")
+    for key, value in content.lasting_meta.items():
+        meta.add_row(printable(key), printable(json.dumps(value)))
+    _console.print(files, meta)
     print_page(page, kit)
 
 

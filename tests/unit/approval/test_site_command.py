@@ -66,12 +66,14 @@ def test_a_reviewer_sees_what_waits_approves_it_and_it_waits_no_more(site: Path,
 
     shown = as_json("review", site, content.digest[:12])
     assert shown["files"] == content.file_digests
+    assert shown["meta"] == META | {"name": content.job_name}
     assert shown["page"]["rounds"] == FedADConfig().federation.rounds
     assert shown["page"]["leaves"]["tensors"]
     page = run("review", site, content.meta["job_id"])
     assert page.exit_code == 0
     assert f"digest {content.digest}" in page.stdout
     assert "Leaves with each round" in page.stdout
+    assert '"@ALL"' in page.stdout
     assert "\x1b" not in page.stdout
 
     done = run("approve", site, content.digest, "--by", "A. Reviewer", "--note", "protocol 12")
