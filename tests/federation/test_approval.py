@@ -18,11 +18,11 @@ from fedad_components.audit.verify import verify
 from fedad_components.cli.site import app
 from fedad_components.demo.federation import Federation
 
-pytestmark = pytest.mark.federation
+pytestmark = [pytest.mark.federation, pytest.mark.timeout(2400)]
 
 CAREFUL, OPEN = "alpha", "beta"
 EXPERIMENT = "approved"
-TIMEOUT = 420.0
+TIMEOUT = 900.0
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def decisions(federation: Federation) -> list[Event]:
 
 
 def test_only_the_approved_job_runs(federation: Federation, tmp_path: Path) -> None:
-    job = job_of(small_config(EXPERIMENT, 1), tmp_path / "jobs")
+    job = job_of(small_config(EXPERIMENT, 1, federation={"round_timeout": 900}), tmp_path / "jobs")
 
     first = federation.submit(job)
     answer = refused(federation, first)
