@@ -34,6 +34,7 @@ from steps import (
     write_json,
 )
 
+from fedad_components.fedsd.trainer import Batch
 from fedad_components.fedsd.views import Views
 from fedad_components.privacy.mechanism import GroupGaussian
 
@@ -55,14 +56,14 @@ def make_step(method: str, image_size: int, norm: str, units: int, device: torch
     """A method's step on the views of each unit, ``(2 UNIT_SIZE, 3, P, P)``; the plain one's are a single batch."""
     if method == "plain":
         student = make_student("fedad", configuration(image_size), device)
-        return lambda views: student.step(views[0], LAMBDA_T)
+        return lambda views: student.step(Batch(views[0]), LAMBDA_T)
     student = make_student("fedad", configuration(image_size, norm), device)
     mechanism = GroupGaussian(
         student.parameters, student.optimizer, noise_multiplier=1.0, max_grad_norm=1.0, expected_units=units
     )
 
     def unit_loss(x: torch.Tensor) -> torch.Tensor:
-        loss, _ = student.loss(x, LAMBDA_T)
+        loss, _ = student.loss(Batch(x), LAMBDA_T)
         return loss.total
 
     return lambda views: mechanism.step(partial(unit_loss, x) for x in views)

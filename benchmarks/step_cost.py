@@ -31,6 +31,7 @@ from steps import (
 )
 
 from fedad_components.fedsd.teacher import teacher_dtype
+from fedad_components.fedsd.trainer import Batch
 from fedad_components.fedsd.views import Views
 
 METHODS = ("simclr", "fedad")
@@ -49,7 +50,7 @@ def measure_time(config: Any, batch_size: int, repeats: int, device: torch.devic
         measured["views"] = synchronised_time(device) - began
         for method in METHODS if repeat % 2 else reversed(METHODS):
             began = synchronised_time(device)
-            students[method].step(x, LAMBDA_T if method == "fedad" else 0.0)
+            students[method].step(Batch(x), LAMBDA_T if method == "fedad" else 0.0)
             measured[method] = synchronised_time(device) - began
         if repeat >= WARM_UP:
             for name, value in measured.items():
@@ -67,7 +68,7 @@ def measure_time(config: Any, batch_size: int, repeats: int, device: torch.devic
 def peak_memory(method: str, config: Any, batch_size: int, device: torch.device) -> int:
     """:func:`peak_bytes` of a method's step."""
     student, x = make_student(method, config, device), random_views(config, batch_size, device)
-    return peak_bytes(lambda: student.step(x, LAMBDA_T if method == "fedad" else 0.0), device)
+    return peak_bytes(lambda: student.step(Batch(x), LAMBDA_T if method == "fedad" else 0.0), device)
 
 
 def measure(image_size: int, batch_size: int, repeats: int, device: torch.device) -> dict[str, Any]:

@@ -80,9 +80,25 @@ class LossConfig(_Section):
 
     temperature: Positive = Field(0.1, description="tau of NT-Xent, Eq. 2 (derived)")
     gamma: NonNegative = Field(2.0, description="weight of the orthogonality loss, Eq. 4")
-    domain_alignment: Literal["opposite", "orthogonal"] = Field(
+    semantic_alignment: Literal["vectors", "relations"] = Field(
+        "vectors",
+        description="vectors: 1 - cos(z_s, z_g), Eq. 3; relations: squared difference of the images' cosines with each "
+        "other, in z_s and in z_g",
+    )
+    domain_alignment: Literal["opposite", "orthogonal", "none"] = Field(
         "opposite",
-        description="opposite: 1 + cos(z_d, z_g), Eq. 3; orthogonal: cos^2(z_d, z_g), free of the conflict with Eq. 4",
+        description="opposite: 1 + cos(z_d, z_g), Eq. 3; orthogonal: cos^2(z_d, z_g), free of the conflict with Eq. 4; "
+        "none: only z_s is aligned",
+    )
+    teacher_view: Literal["student", "whole"] = Field(
+        "student",
+        description="student: the teacher sees the student's views; whole: the image as it is, neither cropped nor "
+        "jittered, one target for both views",
+    )
+    teacher_momentum: Decay = Field(
+        0.0,
+        description="0: the teacher is the round's global model; m: the site's moving average of the global models "
+        "that it received, of which each round replaces a share 1 - m",
     )
     teacher_centering: bool = Field(False, description="subtract the batch mean from z_g before the cosine")
     decorrelation: Literal["image", "batch"] = Field(
@@ -92,6 +108,11 @@ class LossConfig(_Section):
     )
     domain_target: Literal["teacher", "style"] = Field(
         "teacher", description="what z_d is aligned with: the teacher (Eq. 3), or style statistics of the image"
+    )
+    head_norm: Literal["none", "batch"] = Field(
+        "none",
+        description="batch: BatchNorm, by the batch alone, between the head's layers, as in SimCLR: NT-Xent leaves "
+        "chance earlier",
     )
     head: Literal["private", "aggregated"] = Field(
         "private",
@@ -346,6 +367,8 @@ class FedADConfig(_Section):
                     f"model.norm {self.model.norm!r} couples the images of a batch: use 'group', or 'folded' with "
                     f"public initial weights"
                 )
+            if self.loss.head_norm == "batch":
+                wrong.append("loss.head_norm 'batch' couples the images of a batch: use 'none'")
             if self.loss.domain_target == "style":
                 wrong.append("loss.domain_target 'style' fits statistics to the site's images: use 'teacher'")
             if self.training.max_images:

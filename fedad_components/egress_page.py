@@ -30,8 +30,8 @@ MEANINGS = {
     "losses": "four numbers, means over the last local epoch and all images",
     "claim": "the site's privacy guarantee so far, from public figures alone",
     "ledger_head": "hash over the site's privacy ledger, so that a ledger that was rolled back is noticed",
-    "checkpoint": "the site's signed statement of the end of its compliance log: its name, number of events, a hash, the "
-    "time, its certificate",
+    "checkpoint": "the site's signed statement of the end of its compliance log: its name, number of events, a hash, "
+    "the time, its certificate",
 }
 """What each field of a result's meta says; tests hold it against ``wire.ResultMeta``."""
 

@@ -170,7 +170,8 @@ def _report(results: Results, out: Path, console: Console) -> None:
     from fedad_components.benchmark.tables import write_tables
     from fedad_components.benchmark.variants import BASELINE
 
-    for path in write_tables(results, out, BASELINE):
+    methods = list(dict.fromkeys(row.method for row in results.rows))
+    for path in write_tables(results, out, BASELINE if BASELINE in methods else methods[0]):
         console.print(f"[green]✓[/] {path}", highlight=False)
     drawn = draw_all(read_runs([out]), read_rows([out]), out / "figures", METRIC)
     console.print(f"[green]✓[/] {len(drawn.files)} pictures in {out / 'figures'}", highlight=False)

@@ -101,7 +101,7 @@ def _vectors(
     from fedad_components.evaluation.catalogued import open_extractor
     from fedad_components.evaluation.domain import adabn, lacks_statistics
     from fedad_components.evaluation.site_vectors import RANDOM_HEAD, read_head, site_vectors
-    from fedad_components.fedsd.model import build_head, build_projection, feature_count
+    from fedad_components.fedsd.model import build_projection, feature_count, head_of
     from fedad_components.fedsd.seeds import PUBLIC, stream
     from fedad_components.fedsd.state import require_names
     from fedad_components.fedsd.trainer import STATISTICS_PREFIX, choose_device
@@ -115,13 +115,12 @@ def _vectors(
         raise ValueError(f"--head {strangers[0]}: no such site: expected one of {', '.join(sources)}")
     on = choose_device(device)
     module, image_size = open_extractor(extractor)
-    features = feature_count(config.model)
-    read = {name: read_head(file, features) for name, file in files.items()}
+    read = {name: read_head(file, config) for name, file in files.items()}
     heads = {name: trained for name, (trained, _) in read.items()}
     if sources.keys() - files.keys():
-        heads[RANDOM_HEAD] = build_head(config.seed, PUBLIC, features=features)
+        heads[RANDOM_HEAD] = head_of(config, PUBLIC)
     heads = {name: trained.to(on).eval() for name, trained in heads.items()}
-    projection = build_projection(config.seed, features).to(on)
+    projection = build_projection(config.seed, feature_count(config.model)).to(on)
 
     vectors = []
     for name, source in sources.items():

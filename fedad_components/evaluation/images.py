@@ -44,6 +44,14 @@ class LabelledImages:
         """These images' features ``(n, F)`` under the same labels and groups."""
         return LabelledFeatures(self.name, check_features(x, self.labels, self.name), list(self.labels), self.units)
 
+    def at_most(self, count: int) -> LabelledImages:
+        """These images, or a seeded choice of ``count`` of them that is the same for everybody."""
+        if count >= len(self.labels):
+            return self
+        rows = np.sort(np.random.default_rng(0).permutation(len(self.labels))[:count])
+        groups = None if self.groups is None else [self.groups[row] for row in rows]
+        return LabelledImages(self.name, self.images[rows], [self.labels[row] for row in rows], groups)
+
     @property
     def units(self) -> npt.NDArray[np.intp]:
         """Number of each image's patient or group, ``(n,)``; an image of unknown group is one of its own."""

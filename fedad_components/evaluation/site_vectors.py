@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as TF
 
 from fedad_components.evaluation.features import extract_features
-from fedad_components.fedsd.model import FEATURES, build_head, split
+from fedad_components.fedsd.model import head_of, split
 from fedad_components.fedsd.seeds import PUBLIC, stream
 from fedad_components.fedsd.state import HEAD_PREFIX, StateError, is_statistic, require_names
 from fedad_components.fedsd.style import style_statistics
@@ -22,7 +22,7 @@ from fedad_components.fedsd.trainer import STATISTICS_PREFIX
 from fedad_components.fedsd.views import Views
 
 if TYPE_CHECKING:
-    from fedad_components.config import ViewsConfig
+    from fedad_components.config import FedADConfig, ViewsConfig
 
 RANDOM_HEAD = "random"
 """Name of the head that stands in where a site's own is not given; the same for all sites."""
@@ -129,10 +129,10 @@ def site_vectors(
         )
 
 
-def read_head(path: str | Path, features: int = FEATURES) -> tuple[nn.Module, dict[str, Tensor]]:
+def read_head(path: str | Path, config: FedADConfig) -> tuple[nn.Module, dict[str, Tensor]]:
     """A site's head from its private state, and its own BatchNorm statistics by the extractor's names, if it has any.
 
-    ``path`` is a file that the site keeps after a round, ``round-<number>.safetensors``.
+    ``path`` is a file that the site keeps after a round, ``round-<number>.safetensors``; ``config`` the experiment's.
 
     Raises:
         StateError: if the file cannot be read, or is no site's private state.
@@ -150,7 +150,7 @@ def read_head(path: str | Path, features: int = FEATURES) -> tuple[nn.Module, di
         if name.startswith(STATISTICS_PREFIX) and is_statistic(name)
     }
     given = {name: tensor for name, tensor in state.items() if name.removeprefix(STATISTICS_PREFIX) not in statistics}
-    head = build_head(0, PUBLIC, features=features)
+    head = head_of(config, PUBLIC)
     expected = head.state_dict()
     require_names(given, [HEAD_PREFIX + name for name in expected], f"{path}: a site's private state")
     plain = {name: given[HEAD_PREFIX + name] for name in expected}

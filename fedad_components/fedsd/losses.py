@@ -85,25 +85,42 @@ def nt_xent_against(z_s: Tensor, negatives: Tensor, temperature: float) -> Tenso
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
 
-def alignment(z_s: Tensor, z_d: Tensor, z_g: Tensor, lambda_t: float, domain_alignment: str = "opposite") -> Tensor:
-    """Eq. 3: L_align = lambda_t/2 sum_v [ (1 - cos(z_s^v, z_g^v)) + (1 + cos(z_d^v, z_g^v)) ].
-
-    ``domain_alignment="orthogonal"`` has cos^2(z_d^v, z_g^v) as its second term.
-    """
-    semantic = 1 - cos(z_s, z_g)
-    cos_d = cos(z_d, z_g)
-    domain = cos_d.square() if domain_alignment == "orthogonal" else 1 + cos_d
-    return lambda_t / 2 * mean_over_images_sum_over_views(semantic + domain.where(alive(z_d), 0))
-
-
-def style_alignment(z_s: Tensor, z_d: Tensor, z_g: Tensor, style: Tensor, lambda_t: float) -> Tensor:
-    """Eq. 3 with a target of z_d's own: lambda_t/2 sum_v [ (1 - cos(z_s^v, z_g^v)) + (1 - cos(z_d^v, style)) ].
+def alignment(
+    z_s: Tensor, z_d: Tensor, z_g: Tensor, lambda_t: float, config: LossConfig, style: Tensor | None = None
+) -> Tensor:
+    """Eq. 3: L_align = lambda_t/2 sum_v [ (1 - cos(z_s^v, z_g^v)) + (1 + cos(z_d^v, z_g^v)) ], or one of its options.
 
     Args:
-        style: ``(N, 128)``, the same for both views of an image (:mod:`fedad_components.fedsd.style`).
+        z_g: ``(2, N, 128)``, or ``(1, N, 128)`` if both views have one target.
+        style: ``(N, 128)``, the same for both views of an image (:mod:`fedad_components.fedsd.style`); z_d's target
+            under ``domain_target: style``.
     """
-    domain = (1 - cos(z_d, style)).where(alive(z_d), 0)
-    return lambda_t / 2 * mean_over_images_sum_over_views(1 - cos(z_s, z_g) + domain)
+    z_g = z_g.expand_as(z_s)
+    semantic = relation_gap(z_s, z_g) if config.semantic_alignment == "relations" else 1 - cos(z_s, z_g)
+    domain = _domain_term(z_d, z_g, config, style).where(alive(z_d), 0)
+    return lambda_t / 2 * mean_over_images_sum_over_views(semantic + domain)
+
+
+def relation_gap(z_s: Tensor, z_g: Tensor) -> Tensor:
+    """How differently z_s and z_g relate an image to the others of its view, ``(2, N, D)`` each, to ``(2, N)``.
+
+    The mean over the others of (cos(z_s_i, z_s_j) - cos(z_g_i, z_g_j))^2, after similarity-preserving distillation
+    (Tung and Mori 2019): no rotation between the two spaces matters. 0 for one image.
+    """
+    relations = [F.normalize(z, dim=-1, eps=EPS) @ F.normalize(z, dim=-1, eps=EPS).mT for z in (z_s, z_g)]
+    return (relations[0] - relations[1]).square().sum(dim=-1) / max(1, z_s.shape[1] - 1)
+
+
+def _domain_term(z_d: Tensor, z_g: Tensor, config: LossConfig, style: Tensor | None) -> Tensor:
+    """``(2, N)``: what draws z_d to its target, or away from the teacher."""
+    if config.domain_target == "style":
+        if style is None:
+            raise ValueError("domain_target is 'style': the alignment needs the images' style vectors")
+        return 1 - cos(z_d, full(style))
+    if config.domain_alignment == "none":
+        return torch.zeros_like(z_d[..., 0])
+    cos_d = cos(z_d, z_g)
+    return cos_d.square() if config.domain_alignment == "orthogonal" else 1 + cos_d
 
 
 def orthogonality(z_s: Tensor, z_d: Tensor, gamma: float) -> Tensor:
@@ -141,7 +158,8 @@ def fedsd(
     Args:
         z_s: ``(2, N, 128)``, semantic half of the head's output.
         z_d: ``(2, N, 128)``, domain half.
-        z_g: ``(2, N, 128)``, the projected teacher's; None is allowed where ``lambda_t`` is 0.
+        z_g: ``(2, N, 128)``, the projected teacher's, or ``(1, N, 128)`` of whole images; None is allowed where
+            ``lambda_t`` is 0.
         lambda_t: weight of the alignment in this round.
         config: the configuration's ``loss`` section.
         style: ``(N, 128)``, needed for ``domain_target: style``.
@@ -166,12 +184,7 @@ def fedsd(
             z_g = full(z_g)
             if config.teacher_centering:
                 z_g = z_g - z_g.mean(dim=(0, 1))
-            if config.domain_target == "style":
-                if style is None:
-                    raise ValueError("domain_target is 'style': the alignment needs the images' style vectors")
-                align = style_alignment(z_s, z_d, z_g, full(style), lambda_t)
-            else:
-                align = alignment(z_s, z_d, z_g, lambda_t, config.domain_alignment)
+            align = alignment(z_s, z_d, z_g, lambda_t, config, style)
 
         ortho = zero
         if config.gamma != 0:

@@ -14,7 +14,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from fedad_components.fedsd.seeds import stream, stream_seed
 
 if TYPE_CHECKING:
-    from fedad_components.config import ModelConfig
+    from fedad_components.config import FedADConfig, ModelConfig
 
 FEATURES = 512
 """Length of h = f(x; theta), and of the heads' hidden layers."""
@@ -113,13 +113,13 @@ class PredictedProjection(nn.Module):
     """BYOL's projector and predictor (Grill et al. 2020): h ``(N, 512)`` to q and y side by side, ``(N, 256)``.
 
     y ``(N, 128)`` is the projection, q ``(N, 128)`` the prediction of the other view's: they take the places of z_s and
-    z_d. There is no BatchNorm inside: nothing but trained weights of a head is on the wire.
+    z_d. Nothing but trained weights of a head is on the wire.
     """
 
-    def __init__(self, features: int = FEATURES) -> None:
+    def __init__(self, features: int = FEATURES, norm: str = "none") -> None:
         super().__init__()
-        self.projector = two_layers(features, LATENT)
-        self.predictor = two_layers(LATENT, LATENT)
+        self.projector = two_layers(features, LATENT, norm)
+        self.predictor = two_layers(LATENT, LATENT, norm)
 
     def forward(self, h: Tensor) -> Tensor:
         y = self.projector(h)
@@ -132,21 +132,26 @@ class ShapeAndAppearance(nn.Module):
     Each has two layers of its own, so that those of appearance can stay at the site.
     """
 
-    def __init__(self, features: int = FEATURES) -> None:
+    def __init__(self, features: int = FEATURES, norm: str = "none") -> None:
         super().__init__()
-        self.shape = two_layers(features, LATENT)
-        self.appearance = two_layers(features, LATENT)
+        self.shape = two_layers(features, LATENT, norm)
+        self.appearance = two_layers(features, LATENT, norm)
 
     def forward(self, h: Tensor) -> Tensor:
         return torch.cat([self.shape(h), self.appearance(h)], dim=-1)
 
 
-def two_layers(inputs: int, outputs: int) -> nn.Sequential:
-    """Linear, ReLU, Linear, with 512 in between."""
-    return nn.Sequential(nn.Linear(inputs, FEATURES), nn.ReLU(inplace=True), nn.Linear(FEATURES, outputs))
+def two_layers(inputs: int, outputs: int, norm: str = "none") -> nn.Sequential:
+    """Linear, ReLU, Linear, with 512 in between; ``norm`` batch: BatchNorm before the ReLU.
+
+    It normalises by the batch in evaluation mode too: a head only trains, and running statistics would be one more
+    thing that says something about a site's images.
+    """
+    inner = [nn.BatchNorm1d(FEATURES, track_running_stats=False)] if norm == "batch" else []
+    return nn.Sequential(nn.Linear(inputs, FEATURES), *inner, nn.ReLU(inplace=True), nn.Linear(FEATURES, outputs))
 
 
-def build_head(seed: int, site: str, method: str = "fedad", features: int = FEATURES) -> nn.Module:
+def build_head(seed: int, site: str, method: str = "fedad", features: int = FEATURES, norm: str = "none") -> nn.Module:
     """g(h; phi): ``(N, features)`` to ``(N, 256)``, to be split by :func:`split`.
 
     Random weights from the site's stream. FedEMA and FedDis have a head of their own.
@@ -154,7 +159,12 @@ def build_head(seed: int, site: str, method: str = "fedad", features: int = FEAT
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "head", site))
         own = {"fedema": PredictedProjection, "feddis": ShapeAndAppearance}.get(method)
-        return own(features) if own else two_layers(features, 2 * LATENT)
+        return own(features, norm) if own else two_layers(features, 2 * LATENT, norm)
+
+
+def head_of(config: FedADConfig, site: str) -> nn.Module:
+    """The head with which a site starts an experiment; :data:`~fedad_components.fedsd.seeds.PUBLIC`: everybody's."""
+    return build_head(config.seed, site, config.method, feature_count(config.model), config.loss.head_norm)
 
 
 def split(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,9 +22,8 @@ from fedad_components.fedsd.model import (
     LOCAL_PART,
     SMALL_STEM_BELOW,
     build_extractor,
-    build_head,
-    feature_count,
     has_small_stem,
+    head_of,
 )
 from fedad_components.fedsd.seeds import PUBLIC
 from fedad_components.methods.local import SHARED_PREFIX, shared_spec
@@ -135,13 +134,13 @@ def load_wire_state(
 
 def _meta_modules(config: FedADConfig) -> tuple[nn.Module, nn.Module | None]:
     with torch.device("meta"):
-        return build_extractor(config.model), _shared_head(config, 0)
+        return build_extractor(config.model), _shared_head(config)
 
 
-def _shared_head(config: FedADConfig, seed: int) -> nn.Module | None:
+def _shared_head(config: FedADConfig) -> nn.Module | None:
     if config.loss.head == "private":
         return None
-    return build_head(seed, PUBLIC, config.method, feature_count(config.model))
+    return head_of(config, PUBLIC)
 
 
 def wire_spec(config: FedADConfig) -> dict[str, tuple[int, ...]]:
@@ -169,7 +168,7 @@ def initial_state(config: FedADConfig, weights_dir: str | Path = ".") -> dict[st
         exported = read_checked(weights, weights_dir)
         load_wire_state(from_torchvision(exported, config.model), extractor, norm=config.model.norm)
     shared = {name: torch.zeros(shape) for name, shape in shared_spec(config).items()}
-    return wire_state(extractor, _shared_head(config, config.seed), config.model.norm) | shared
+    return wire_state(extractor, _shared_head(config), config.model.norm) | shared
 
 
 def read_checked(weights: InitialWeights, weights_dir: str | Path = ".") -> dict[str, Tensor]:

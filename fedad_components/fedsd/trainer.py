@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fedad_components.fedsd.losses import Loss, alive, fedsd
 from fedad_components.fedsd.model import (
     build_extractor,
-    build_head,
     build_projection,
     estimate_statistics,
     feature_count,
+    head_of,
     split,
 )
 from fedad_components.fedsd.seeds import PUBLIC, stream
@@ -41,6 +41,7 @@ SMALLEST_BATCH = 2
 """One image has no negatives in Eq. 2."""
 STATISTICS_PREFIX = "extractor."
 METHOD_PREFIX = "method."
+TEACHER_PREFIX = "teacher."
 STATISTICS_BATCHES = 8
 """Batches from which a site that joins under ``norm: local`` measures its BatchNorm statistics."""
 
@@ -101,6 +102,17 @@ def uses_bf16(amp: str, device: torch.device) -> bool:
     return native if amp == "bf16" else native and device.type == "cuda"
 
 
+class Batch(NamedTuple):
+    """What a step is taken on."""
+
+    x: Tensor
+    """Views, ``(2N, 3, P, P)``."""
+    whole: Tensor | None = None
+    """``(N, 3, P, P)``: the images for the teacher, where it does not see the views."""
+    style: Tensor | None = None
+    """``(N, 128)``: z_d's targets under ``domain_target: style``."""
+
+
 class Student:
     """A round's student and its optimiser: one call of :meth:`step` is one gradient step.
 
@@ -137,20 +149,21 @@ class Student:
             z_s, z_d = split(self.head(self.extractor(x)).unflatten(0, (2, -1)))
         return z_s, z_d
 
-    def loss(
-        self, x: Tensor, lambda_t: float, style: Tensor | None = None, negatives: Tensor | None = None
-    ) -> tuple[Loss, Tensor]:
-        """The loss on the views ``(2N, 3, P, P)``, and z_d ``(2, N, 128)``; without a teacher, lambda_t has to be 0."""
-        # The teacher goes first: its activations are gone before the student's, which are kept for the gradient, exist.
-        z_g = self.teacher(x).unflatten(0, (2, -1)) if self.teacher else None
+    def loss(self, batch: Batch, lambda_t: float, negatives: Tensor | None = None) -> tuple[Loss, Tensor]:
+        """The loss on a batch, and z_d ``(2, N, 128)``; without a teacher, lambda_t has to be 0."""
+        x, whole, style = batch
+        z_g = None
+        if self.teacher:
+            # It goes first: its activations are gone before the student's, which are kept for the gradient, exist.
+            z_g = self.teacher(x).unflatten(0, (2, -1)) if whole is None else self.teacher(whole)[None]
         z_s, z_d = self.embed(x)
         if self.method:
             return self.method.loss(x, z_s, z_d), z_d
         return fedsd(z_s, z_d, z_g, lambda_t, self.config.loss, style, negatives), z_d
 
-    def step(self, x: Tensor, lambda_t: float, style: Tensor | None = None) -> tuple[Loss, Tensor]:
-        """One step on the views: :meth:`loss` before the step, both without gradient."""
-        loss, z_d = self.loss(x, lambda_t, style)
+    def step(self, batch: Batch, lambda_t: float) -> tuple[Loss, Tensor]:
+        """One step on a batch: :meth:`loss` before the step, both without gradient."""
+        loss, z_d = self.loss(batch, lambda_t)
         self.descend(loss.total)
         return Loss(*(term.detach() for term in loss)), z_d.detach()
 
@@ -204,18 +217,18 @@ class LocalTrainer:
                 f"{self.fewest_images}"
             )
         self.device = torch.device(device) if device is not None else choose_device(config.training.device)
-        self.private_head, features = config.loss.head == "private", feature_count(config.model)
+        self.private_head = config.loss.head == "private"
         self.extractor = self._to_device(build_extractor(config.model, config.seed))
-        self.head = self._to_device(
-            build_head(config.seed, site if self.private_head else PUBLIC, config.method, features)
-        )
+        self.head = self._to_device(head_of(config, site if self.private_head else PUBLIC))
         self.method = make_local_method(config)
         if self.method:
             self.method.prepare(self._load, len(self.chosen), stream(config.seed, "method", site))
-        self.projection = build_projection(config.seed, features)
+        self.projection = build_projection(config.seed, feature_count(config.model))
         self.views = Views(config.views, config.model.image_size)
         self.styles = self._style_targets() if config.loss.domain_target == "style" else None
         self.has_statistics = config.model.norm != "local"
+        self.average: nn.Module | None = None
+        """Moving average of the global models, under ``teacher_momentum``; None before the first."""
 
     def train_round(
         self,
@@ -247,7 +260,8 @@ class LocalTrainer:
             estimate_statistics(extractor, self._statistics_batches())
 
         needs_teacher = lambda_t != 0
-        teacher = Teacher(extractor, self.projection, config.training, self.device) if needs_teacher else None
+        taught = self._averaged(extractor)
+        teacher = Teacher(taught, self.projection, config.training, self.device) if needs_teacher else None
         if self.method:
             self.method.receive(shared, stream(config.seed, "method", self.site, round_number))
             self.method.begin_round(extractor, head)
@@ -257,6 +271,7 @@ class LocalTrainer:
             self.method.end_round(extractor, head)
 
         self.extractor, self.head, self.has_statistics = extractor, head, True
+        self.average = taught if config.loss.teacher_momentum else None
         update = wire_state(extractor, shared_head, norm) | (self.method.send() if self.method else {})
         return RoundResult(update, *report, seconds=time.perf_counter() - began)
 
@@ -270,6 +285,8 @@ class LocalTrainer:
         if self.config.model.norm == "local" and self.has_statistics:
             everything = wire_state(self.extractor)
             state |= {STATISTICS_PREFIX + name: everything[name] for name in everything if is_statistic(name)}
+        if self.average is not None:
+            state |= {TEACHER_PREFIX + name: tensor for name, tensor in wire_state(self.average).items()}
         if self.method:
             state |= {METHOD_PREFIX + name: tensor for name, tensor in self.method.kept.items()}
         return state
@@ -288,13 +305,29 @@ class LocalTrainer:
         if has_statistics and self.config.model.norm == "local":
             buffers = self.extractor.named_buffers()
             own |= {STATISTICS_PREFIX + name: tensor for name, tensor in buffers if is_statistic(name)}
+        average = None
+        if self.config.loss.teacher_momentum and any(name.startswith(TEACHER_PREFIX) for name in state):
+            average = copy.deepcopy(self.extractor)
+            everything = average.state_dict()
+            own |= {TEACHER_PREFIX + name: everything[name] for name in wire_state(average)}
         kept = {name: state[name] for name in state if self.method and name.startswith(METHOD_PREFIX)}
         require_names(state.keys() - kept.keys(), own, f"private state of site {self.site}")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self.average = average
         if self.method:
             self.method.kept = {name.removeprefix(METHOD_PREFIX): tensor for name, tensor in kept.items()}
         self.has_statistics = self.has_statistics or has_statistics
+
+    @torch.no_grad()
+    def _averaged(self, extractor: nn.Module) -> nn.Module:
+        """theta~ of the round: theta^t, or the average of the global models that came before with this one."""
+        if self.average is None:
+            return copy.deepcopy(extractor) if self.config.loss.teacher_momentum else extractor
+        average, momentum = copy.deepcopy(self.average), self.config.loss.teacher_momentum
+        before, latest = wire_state(average), wire_state(extractor)
+        load_wire_state({name: torch.lerp(latest[name], before[name], momentum) for name in before}, average)
+        return average
 
     def _train(
         self,
@@ -325,13 +358,14 @@ class LocalTrainer:
         """The epoch's mean losses and share of dead z_d."""
         sums = torch.zeros(len(Loss._fields) + 1, dtype=torch.float64, device=self.device)
         images_seen = 0
-        for batch in self._batches(order):
-            x = self._views_of(batch, view_stream)
-            style = self.styles[batch].to(self.device) if self.styles is not None else None
-            loss, z_d = student.step(x, lambda_t, style)
+        for rows in self._batches(order):
+            batch = self.batch(rows, view_stream)
+            if self.styles is not None:
+                batch = batch._replace(style=self.styles[rows].to(self.device))
+            loss, z_d = student.step(batch, lambda_t)
             dead = 1 - alive(z_d).float().mean()
-            sums += len(batch) * torch.stack([*loss, dead]).double()  # no .item(): it would wait for the GPU
-            images_seen += len(batch)
+            sums += len(rows) * torch.stack([*loss, dead]).double()  # no .item(): it would wait for the GPU
+            images_seen += len(rows)
         *means, dead_share = (sums / images_seen).tolist()
         return dict(zip(Loss._fields, means, strict=True)), dead_share
 
@@ -341,11 +375,13 @@ class LocalTrainer:
             if len(batch) >= SMALLEST_BATCH:
                 yield batch
 
-    def _views_of(self, batch: Tensor, generator: torch.Generator) -> Tensor:
-        """``(2N, 3, P, P)``; what is drawn for them is the same whatever a method takes them of."""
-        images = self._load(batch)
-        draw = self.views.draw(2 * len(batch), images.shape[1], generator)
-        return self.views.apply(self.method.sources(images) if self.method else images, draw)
+    def batch(self, rows: Tensor, view_stream: torch.Generator) -> Batch:
+        """Views, newly drawn, of the images at these positions in ``chosen``; without styles."""
+        images = self._load(rows)
+        whole = self.views.whole(images) if self.config.loss.teacher_view == "whole" else None
+        # What is drawn is the same whatever a method takes the views of.
+        draw = self.views.draw(2 * len(rows), images.shape[1], view_stream)
+        return Batch(self.views.apply(self.method.sources(images) if self.method else images, draw), whole)
 
     def _load(self, batch: Tensor) -> Tensor:
         """``(N, S, S, 3)`` uint8 on the device."""

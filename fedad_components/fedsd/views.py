@@ -153,6 +153,12 @@ class Views:
         where(draw.blur, partial(pixels.gaussian_blur, blur_kernel(self.image_size)), draw.sigma)
         return normalise(x)
 
+    def whole(self, images: Tensor) -> Tensor:
+        """The images as they are, resized: ``(N, S, S, 3)`` uint8 to ``(N, 3, P, P)`` normalised."""
+        n, side = images.shape[:2]
+        boxes = torch.tensor([[0, 0, side, side]]).expand(n, 4)
+        return normalise(pixels.resized_crop(images, boxes, torch.zeros(n, dtype=torch.bool), self.image_size))
+
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Two views of each image: ``(N, S, S, 3)`` uint8 to ``(2N, 3, P, P)`` float32, first views, then second.
 

@@ -118,7 +118,7 @@ class PrivateTrainer(LocalTrainer):
         """The whole loss inside one unit, of at most ``unit_size`` of its images; a scalar."""
         generator = stream(self.config.seed, f"unit {number} step {step}", self.site, round_number)
         chosen = indices[torch.randperm(len(indices), generator=generator)[: self.config.privacy.unit_size]]
-        loss, _ = student.loss(self.views(self._load(chosen), generator), lambda_t, negatives=negatives)
+        loss, _ = student.loss(self.batch(chosen, generator), lambda_t, negatives)
         return loss.total
 
     @torch.no_grad()

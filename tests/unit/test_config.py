@@ -47,10 +47,14 @@ def test_defaults_are_the_papers() -> None:
         "stain_jitter": 0.0,
     }
     assert config.loss.model_dump(exclude={"temperature", "gamma"}) == {
+        "semantic_alignment": "vectors",
         "domain_alignment": "opposite",
+        "teacher_view": "student",
+        "teacher_momentum": 0.0,
         "teacher_centering": False,
         "decorrelation": "image",
         "domain_target": "teacher",
+        "head_norm": "none",
         "head": "private",
     }
     assert (config.model.image_size, config.model.norm) == (224, "batch")
@@ -171,6 +175,7 @@ def test_an_accepted_name_is_one_path_component(name: str) -> None:
     ("settings", "why"),
     [
         ({}, "model.norm 'batch' couples"),
+        ({"model": {"norm": "group"}, "loss": {"head_norm": "batch"}}, "head_norm 'batch' couples"),
         ({"model": {"norm": "local"}}, "model.norm 'local' couples"),
         ({"model": {"norm": "group"}, "loss": {"domain_target": "style"}}, "fits statistics"),
         ({"model": {"norm": "group"}, "training": {"max_images": 8}}, "max_images 8"),

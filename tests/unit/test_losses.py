@@ -79,6 +79,7 @@ def test_nt_xent_of_equal_vectors_is_chance() -> None:
         {"domain_alignment": "orthogonal", "teacher_centering": True},
         {"decorrelation": "batch"},
         {"domain_target": "style"},
+        {"domain_alignment": "none", "semantic_alignment": "relations"},
         {"gamma": 0.0},
     ],
 )
@@ -93,7 +94,9 @@ def test_gradients_equal_finite_differences(options: dict) -> None:
     assert torch.autograd.gradcheck(total, (z_s, z_d))
 
 
-@pytest.mark.parametrize("options", [{}, {"decorrelation": "batch"}, {"domain_target": "style"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"decorrelation": "batch"}, {"domain_target": "style"}, {"semantic_alignment": "relations"}]
+)
 def test_loss_ignores_the_order_of_views_and_of_images(options: dict) -> None:
     config, n = LossConfig(**options), 6
     z = [random_z(n, seed) for seed in range(3)]
@@ -114,6 +117,8 @@ def test_loss_ignores_the_order_of_views_and_of_images(options: dict) -> None:
         {"domain_target": "style"},
         {"teacher_centering": True},
         {"decorrelation": "batch"},
+        {"domain_alignment": "none"},
+        {"semantic_alignment": "relations", "domain_alignment": "orthogonal"},
     ],
 )
 def test_terms_equal_the_papers_sums(options: dict) -> None:
@@ -137,8 +142,16 @@ def test_terms_equal_the_papers_sums(options: dict) -> None:
                     (z_d[v, i], style[i]),
                 )
             )
-            domain = 1 - d_style if config.domain_target == "style" else 1 + d_g
-            align += lambda_t / 2 * ((1 - s_g) + (d_g**2 if config.domain_alignment == "orthogonal" else domain)) / n
+            domain = {"opposite": 1 + d_g, "orthogonal": d_g**2, "none": 0.0}[config.domain_alignment]
+            if config.domain_target == "style":
+                domain = 1 - d_style
+            semantic = 1 - s_g
+            if config.semantic_alignment == "relations":
+                semantic = 0.0
+                for j in set(range(n)) - {i}:
+                    s_s, g_g = (torch.cosine_similarity(z[v, i], z[v, j], dim=0).item() for z in (z_s, z_g))
+                    semantic += (s_s - g_g) ** 2 / (n - 1)
+            align += lambda_t / 2 * (semantic + domain) / n
             ortho += gamma / 2 * s_d**2 / n
     if config.decorrelation == "batch":
         ortho = 0.0
@@ -168,7 +181,7 @@ def test_equilibrium_of_alignment_and_orthogonality(lambda_t: float, gamma: floa
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = losses.alignment(z_s, z_d, z_s, lambda_t) + losses.orthogonality(z_s, z_d, gamma)
+        loss = losses.alignment(z_s, z_d, z_s, lambda_t, LossConfig()) + losses.orthogonality(z_s, z_d, gamma)
         loss.backward()
         return loss
 
@@ -177,10 +190,26 @@ def test_equilibrium_of_alignment_and_orthogonality(lambda_t: float, gamma: floa
     torch.testing.assert_close(losses.cos(z_s, z_d).detach(), expected, atol=1e-5, rtol=0)
 
 
+def test_one_target_for_both_views_is_that_target_twice() -> None:
+    z_s, z_d, z_g = (random_z(5, seed) for seed in range(3))
+    twice = losses.fedsd(z_s, z_d, z_g[:1].expand(2, -1, -1), 0.5, LossConfig(teacher_centering=True))
+    assert losses.fedsd(z_s, z_d, z_g[:1], 0.5, LossConfig(teacher_centering=True)) == twice
+
+
+def test_relations_are_the_same_under_any_rotation_of_either_space() -> None:
+    z_s = random_z(6, 0)
+    rotation = torch.linalg.qr(random_z(DIMENSION, 1, DIMENSION)[0]).Q
+    assert losses.relation_gap(z_s, 3 * z_s @ rotation).abs().max() < 1e-25
+    assert losses.relation_gap(z_s, random_z(6, 2)).min() > 1e-3
+    assert losses.relation_gap(z_s[:, :1], z_s[:, 1:2]).max() < 1e-25  # one image relates to itself alone
+
+
 def test_orthogonal_alignment_has_no_conflict() -> None:
     z_s = torch.eye(4, dtype=torch.float64)[0].expand(2, 3, 4)
     z_d = torch.eye(4, dtype=torch.float64)[1].expand(2, 3, 4)
-    assert losses.alignment(z_s, z_d, z_s, 1.0, "orthogonal").item() == pytest.approx(0, abs=1e-12)
+    assert losses.alignment(z_s, z_d, z_s, 1.0, LossConfig(domain_alignment="orthogonal")).item() == pytest.approx(
+        0, abs=1e-12
+    )
     assert losses.orthogonality(z_s, z_d, 2.0).item() == pytest.approx(0, abs=1e-12)
 
 

@@ -62,6 +62,20 @@ def test_half_the_width_is_a_quarter_of_the_weights_and_its_file_loads(tmp_path:
     torch.testing.assert_close(load_extractor(tmp_path / "half.safetensors")(x), extractor(x))
 
 
+@pytest.mark.parametrize("method", ["fedad", "fedema", "feddis"])
+def test_batch_norm_in_the_head_adds_two_weights_a_layer_and_no_statistics(method: str) -> None:
+    plain, normed = (model.build_head(0, "site", method, norm=norm) for norm in ("none", "batch"))
+    hidden = sum(isinstance(module, nn.ReLU) for module in plain.modules())
+    assert count(normed) - count(plain) == hidden * 2 * 512
+    assert not list(normed.buffers())
+    h = torch.randn(6, 512)
+    assert torch.equal(normed.eval()(h), normed.train()(h))  # by the batch, always
+    if method == "fedad":
+        first, last = normed[0], normed[-1]
+        expected = last(torch.relu((a := first(h) - first(h).mean(0)) / (a.square().mean(0) + 1e-5).sqrt()))
+        torch.testing.assert_close(normed(h), expected)
+
+
 def test_scale_and_shift_and_its_gradients() -> None:
     """Against the arithmetic written out, in float64."""
     layer = model.ScaleShift(5).double()

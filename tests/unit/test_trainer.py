@@ -9,6 +9,7 @@ import pytest
 import torch
 from skimage import data
 from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as TF
 
 from fedad_components.config import FedADConfig
 from fedad_components.fedsd import trainer as trainers
@@ -16,7 +17,7 @@ from fedad_components.fedsd.model import build_extractor, build_head, build_proj
 from fedad_components.fedsd.seeds import stream
 from fedad_components.fedsd.state import StateError, initial_state, is_statistic, trainable_names, wire_spec
 from fedad_components.fedsd.trainer import LocalTrainer, RoundResult, TrainingError
-from fedad_components.fedsd.views import Views
+from fedad_components.fedsd.views import Views, normalise
 
 SIDE = 18
 """Of the stored images; views have 16 pixels. A configuration allows no less than 32, with four times the work."""
@@ -161,6 +162,40 @@ def test_teacher_is_untouched_and_goes_first(monkeypatch: pytest.MonkeyPatch) ->
     assert not any(tensor.requires_grad for tensor in teacher.tensors())
     assert calls == ["teacher", "student"] * 2
     assert not torch.equal(result.update["conv1.weight"], initial_state(configuration())["conv1.weight"])
+
+
+def test_the_teacher_may_see_whole_images_and_give_both_views_one_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    original = trainers.Teacher.__call__
+    monkeypatch.setattr(trainers.Teacher, "__call__", lambda self, x: seen.append(x) or original(self, x))
+    trainer, _ = train(configuration(loss={"teacher_view": "whole"}))
+    assert [x.shape for x in seen] == [(2, 3, 16, 16)] * 2
+    every = trainer.views.whole(torch.from_numpy(trainer.images))
+    expected = TF.resize(torch.from_numpy(trainer.images).permute(0, 3, 1, 2), [16, 16], antialias=True).float() / 255
+    torch.testing.assert_close(every, normalise(expected))
+    assert all(any(torch.equal(image, other) for other in every) for x in seen for image in x)
+
+
+def test_the_averaged_teacher_moves_by_its_share_and_survives_a_restart() -> None:
+    config = configuration(loss={"teacher_momentum": 0.75})
+    first, theta = LocalTrainer(config, tiles(), "north", "cpu"), initial_state(config)
+    later = {name: tensor + 0.01 for name, tensor in theta.items()}
+    first.train_round(theta, 0.5, 0)
+    state = first.site_state()
+    second = LocalTrainer(config, tiles(), "north", "cpu")
+    second.load_site_state(state)
+    results = [trainer.train_round(later, 0.5, 1) for trainer in (first, second)]
+    assert equal(results[0].update, results[1].update)
+    average = {
+        name.removeprefix("teacher."): t for name, t in first.site_state().items() if name.startswith("teacher.")
+    }
+    for name, tensor in theta.items():
+        torch.testing.assert_close(average[name], tensor + 0.0025)
+    del state["teacher.conv1.weight"]
+    with pytest.raises(StateError, match=r"1 missing \(teacher.conv1.weight\)"):
+        second.load_site_state(state)
+    plain, _ = train(configuration())
+    assert not any(name.startswith("teacher.") for name in plain.site_state())
 
 
 def test_no_teacher_without_alignment(monkeypatch: pytest.MonkeyPatch) -> None:

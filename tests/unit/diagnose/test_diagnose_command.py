@@ -133,15 +133,15 @@ def test_vectors_are_those_of_each_image_alone() -> None:
 
 
 def test_a_head_is_read_back_and_local_statistics_with_it(folder: Path, tmp_path: Path) -> None:
-    head, statistics = read_head(folder / "round-000000.safetensors")
+    head, statistics = read_head(folder / "round-000000.safetensors", CONFIG)
     expected = build_head(CONFIG.seed, "a").state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in head.state_dict().items())
     assert statistics == {}
     trainer = LocalTrainer(local_config(), pictures(0), "a", device="cpu")
     trainer.has_statistics = True
     write_tensors(tmp_path / "state", trainer.site_state(), {})
-    _, statistics = read_head(tmp_path / "state")
+    _, statistics = read_head(tmp_path / "state", CONFIG)
     assert "bn1.running_mean" in statistics
     write_tensors(tmp_path / "other", {"head.0.weight": torch.zeros(2)}, {})
     with pytest.raises(StateError, match=r"other: a site's private state: .* missing"):
-        read_head(tmp_path / "other")
+        read_head(tmp_path / "other", CONFIG)

@@ -224,9 +224,9 @@ def test_a_poisoned_unit_counts_as_zero(spy: Spy, monkeypatch: pytest.MonkeyPatc
     images = tiles()
     images[UNITS[1]] = 0
     trainer = make_trainer(configuration(), images)
-    expected, views = spy.clipped_sum(trainer, [0]), trainer.views
+    expected, apply = spy.clipped_sum(trainer, [0]), trainer.views.apply
     monkeypatch.setattr(
-        trainer, "views", lambda images, generator: views(images, generator) * (1 if images.any() else torch.nan)
+        trainer.views, "apply", lambda images, draw: apply(images, draw) * (1 if images.any() else torch.nan)
     )
     assert torch.equal(spy.clipped_sum(trainer, [1]), torch.zeros_like(expected))
     assert torch.equal(spy.clipped_sum(trainer, [0, 1]), expected)
