@@ -143,7 +143,8 @@ def apply(planned: Plan, archive: Path) -> None:
             _copy(path, archive, file.sha256 if path == file.path else None)
         _cut(log, signer, file)
         with alone_in(folder):
-            for path in (*file.torn, file.path):
+            # A torn line's file without its event is nothing, and the event without its file would be a finding.
+            for path in (file.path, *file.torn):
                 path.unlink()
             sync_folder(folder)
     if planned.files:
