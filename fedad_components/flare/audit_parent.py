@@ -1,8 +1,4 @@
-"""The compliance log of a parent process, at a site and at the server: starts and stops, who signed in, every command.
-
-FLARE 2.9 shows no refusal of TLS: a connection without the consortium's certificate ends inside gRPC, and nothing of
-it reaches Python. What is seen are certificates that TLS accepts and FLARE then refuses.
-"""
+"""The compliance log of a parent process, at a site and at the server: what starts, with which files, and its jobs."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ import atexit
 import json
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
-from functools import wraps
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,24 +17,17 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.fl_exception import NotAuthenticated
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.workspace import Workspace
-from nvflare.fuel.hci.proto import ProtoKey
-from nvflare.fuel.hci.security import IdentityKey, get_identity_info
-from nvflare.fuel.hci.server.constants import ConnProps
-from nvflare.fuel.hci.server.login import LoginModule
-from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext
 from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
-from nvflare.lighter.utils import cert_to_dict, load_crt_chain_bytes
-from nvflare.private.defs import CellMessageHeaderKeys, ClientType
 
-from fedad_components.audit.checkpoint import due, write_checkpoint
+from fedad_components.audit.checkpoint import EVERY_SECONDS, due, write_checkpoint
 from fedad_components.audit.ending import AuditError
 from fedad_components.audit.event import Event, EventError, Kind, Outcome, Policy, parse
 from fedad_components.audit.keys import check_certificate
 from fedad_components.audit.reading import lines_backwards, log_files
-from fedad_components.flare.audit import Party, Record, actor, party_of, word
+from fedad_components.flare.audit import Party, Record, party_of, word
+from fedad_components.flare.audit_access import record_commands, record_sign_ins, record_sites
 from fedad_components.flare.audit_jobs import content_fields, job_fields
 from fedad_components.flare.site import SitePaths
 
@@ -47,8 +35,6 @@ RECORDER_ID = "fedad_audit"
 POLL_SECONDS = 15.0
 """Between two looks whether a checkpoint is due."""
 _PACKAGES = ("nvflare", "torch", "torchvision", "cryptography", "grpcio", "pydantic", "opacus")
-_NOT_AUTHORIZED = "not authorised"
-_LOG_FAILS = "the server's or site's compliance log cannot be written, and nothing is done meanwhile: see its log"
 
 
 class BadCertificate(RuntimeError):
@@ -81,12 +67,13 @@ class AuditRecorder(FLComponent):
             self._start(fl_ctx)
         elif event_type == EventType.SYSTEM_END:
             self._stop()
-        elif self._party and self._party.is_site:  # the server's jobs are written by RecordedJobs
-            if event_type == EventType.BEFORE_JOB_LAUNCH:
-                self._job_deployed(self._party, fl_ctx.get_prop(FLContextKey.JOB_META) or {})
-            elif event_type == EventType.JOB_COMPLETED:
+        elif event_type == EventType.BEFORE_JOB_LAUNCH and self._party and self._party.is_site:
+            self._job_deployed(self._party, fl_ctx.get_prop(FLContextKey.JOB_META) or {})
+        elif event_type == EventType.JOB_COMPLETED and self._party:
+            if self._party.is_site:  # the server's jobs are written by RecordedJobs
                 job_id = word(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID))
                 self._record.note(Kind.JOB_ENDED, Outcome.SUCCESS, job_id=job_id)
+            self._sign(self._party)
 
     def _start(self, fl_ctx: FLContext) -> None:
         if self._party is None:
@@ -103,18 +90,23 @@ class AuditRecorder(FLComponent):
         threading.Thread(target=self._keep_checkpoints, args=(self._party,), daemon=True).start()
 
     def _stop(self) -> None:
-        if not self._ended.is_set():
+        if self._party and not self._ended.is_set():
             self._ended.set()
             self._record.note(Kind.SYSTEM_STOPPED, Outcome.SUCCESS)
+            self._sign(self._party)
 
     def _keep_checkpoints(self, party: Party) -> None:
         """Sign the log every five minutes while it moves."""
         while not self._ended.wait(POLL_SECONDS):
-            try:
-                if due(party.log):
-                    write_checkpoint(party.log, party.signer)
-            except (AuditError, OSError) as error:
-                self.logger.error(f"no checkpoint of the compliance log: {error}")
+            self._sign(party, every_seconds=EVERY_SECONDS)
+
+    def _sign(self, party: Party, every_seconds: float = 0.0) -> None:
+        """Sign the log as it is, unless that was done within the last ``every_seconds``."""
+        try:
+            if due(party.log, every_seconds):
+                write_checkpoint(party.log, party.signer)
+        except (AuditError, OSError) as error:
+            self.logger.error(f"no checkpoint of the compliance log: {error}")
 
     def _job_deployed(self, party: Party, meta: dict[str, Any]) -> None:
         apps = list(meta.get(JobMetaKey.DEPLOY_MAP.value) or {})
@@ -130,7 +122,7 @@ class AuditRecorder(FLComponent):
 
 
 def _check_certificate(party: Party) -> None:
-    name = _kit_name(party.kit) or party.signer.name
+    name = kit_name(party.kit) or party.signer.name
     problems = check_certificate(party.signer.certificate, party.root, datetime.now(timezone.utc), name)
     if not problems:
         return
@@ -143,7 +135,7 @@ def _check_certificate(party: Party) -> None:
     )
 
 
-def _kit_name(kit: Path) -> str | None:
+def kit_name(kit: Path) -> str | None:
     """A site's name as its kit has it; a server's certificate may have another than its address."""
     try:
         client = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))["client"]
@@ -224,92 +216,3 @@ def kit_files(kit: Path) -> Iterator[tuple[str, str]]:
 
 def _digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
-
-
-# -- who asks for what ------------------------------------------------------------------------------------------------
-
-
-class RecordedAuthorizer:
-    """FLARE's authorizer; each question and its answer are in the log before the command is done.
-
-    Without the log, the answer is no.
-    """
-
-    def __init__(self, authorizer: Any, record: Record) -> None:
-        self._authorizer, self._record = authorizer, record
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._authorizer, name)
-
-    def authorize(self, ctx: AuthzContext) -> tuple[bool, str]:
-        """FLARE's answer: whether, and why not."""
-        authorized, error = self._authorizer.authorize(ctx)
-        outcome = Outcome.SUCCESS if authorized else Outcome.REFUSED
-        who = actor(ctx.user.name, ctx.user.org, ctx.user.role)
-        reason = None if authorized else _NOT_AUTHORIZED
-        try:
-            self._record.write(Kind.COMMAND, outcome, actor=who, command=word(ctx.right), reason=reason)
-        except AuditError:
-            self._record.note(Kind.COMMAND, Outcome.FAILED, actor=who, command=word(ctx.right))
-            return False, _LOG_FAILS
-        return authorized, error
-
-
-def record_commands(record: Record) -> None:
-    """Stand before the process's authorizer, which is asked for each command that needs a right."""
-    authorizer = AuthorizationService.the_authorizer
-    if authorizer is not None and not isinstance(authorizer, RecordedAuthorizer):
-        AuthorizationService.the_authorizer = RecordedAuthorizer(authorizer, record)
-
-
-def record_sign_ins(record: Record) -> None:
-    """Stand before FLARE's sign-in of people, whose commands are built after this."""
-    LoginModule.handle_cert_login = _recorded_login(LoginModule.handle_cert_login, record)
-
-
-def _recorded_login(login: Callable[..., None], record: Record) -> Callable[..., None]:
-    @wraps(login)
-    def recorded(module: LoginModule, conn: Any, args: list[str]) -> None:
-        try:
-            login(module, conn, args)
-        finally:
-            accepted = any(item.get(ProtoKey.TYPE) == ProtoKey.TOKEN for item in conn.buffer.data)
-            name, org, role = _claimed(conn)
-            if accepted:
-                record.note(Kind.SIGNED_IN, Outcome.SUCCESS, actor=actor(name, org, role))
-            else:
-                claimed = actor(word(name)) if name else None
-                record.note(Kind.SIGNED_IN, actor=claimed, reason="its certificate or signature was refused")
-
-    return recorded
-
-
-def _claimed(conn: Any) -> tuple[str | None, str | None, str | None]:
-    """Name, organisation and role in the certificate that came with a sign-in, whether it is good or not."""
-    try:
-        certificate = load_crt_chain_bytes(conn.get_prop(ConnProps.CMD_HEADERS)["cert"])[0]
-        identity = get_identity_info(cert_to_dict(certificate))
-    except Exception:  # whatever a stranger has sent
-        return None, None, None
-    return identity.get(IdentityKey.NAME), identity.get(IdentityKey.ORG), identity.get(IdentityKey.ROLE)
-
-
-def record_sites(manager: Any, record: Record) -> None:
-    """Stand before the server's registration of sites."""
-    authenticate = manager.authenticate
-
-    def recorded(request: Any, fl_ctx: FLContext) -> Any:
-        name = word(request.get_header(CellMessageHeaderKeys.CLIENT_NAME))
-        try:
-            client = authenticate(request, fl_ctx)
-        except NotAuthenticated:
-            record.note(Kind.CONNECTION_REFUSED, peer=name, reason="its certificate is not that of the name it gave")
-            raise
-        if client is None:
-            record.note(Kind.CONNECTION_REFUSED, peer=name, reason="FLARE refused its registration")
-        elif request.get_header(CellMessageHeaderKeys.CLIENT_TYPE) == ClientType.REGULAR:
-            # A console registers too; its person signs in afterwards.
-            record.note(Kind.SIGNED_IN, Outcome.SUCCESS, peer=word(client.name))
-        return client
-
-    manager.authenticate = recorded

@@ -17,7 +17,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from fedad_components.audit.keys import common_name
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, SERVER_CLASS_ALLOW_LIST
+from fedad_components.flare.audit_parent import kit_name
 from fedad_components.flare.provision import (
     AUDIT_RECORDER,
     JOB_APPROVAL,
@@ -96,6 +98,12 @@ def _certificate(kit: Path, kind: Kind) -> Iterator[Finding]:
         yield Finding("certificate's issuer", True, root.subject.rfc4514_string())
     except (ValueError, TypeError, InvalidSignature):
         yield Finding("certificate's issuer", False, "not the consortium's rootCA.pem: ask the lead for a new kit")
+    holder, name = common_name(certificate), kit_name(kit)
+    if name is not None:
+        theirs = (
+            f"issued to {holder!r}, and the kit is of {name!r}: the site would not start; ask the lead for a new kit"
+        )
+        yield Finding("certificate's name", holder == name, holder if holder == name else theirs)
     same = _public(key) == _public(certificate)
     yield Finding("private key", same, "belongs to the certificate" if same else "of another certificate")
     days = (certificate.not_valid_after_utc - datetime.now(timezone.utc)).days

@@ -26,13 +26,12 @@ from fedad_components.audit.keys import load_certificate
 from fedad_components.audit.log import AuditError
 from fedad_components.flare import audit_parent
 from fedad_components.flare.audit import Record, party_of
+from fedad_components.flare.audit_access import RecordedAuthorizer, record_sites
 from fedad_components.flare.audit_parent import (
     AuditRecorder,
     BadCertificate,
-    RecordedAuthorizer,
     kit_files,
     package_digest,
-    record_sites,
 )
 from fedad_components.flare.site import SitePaths
 
@@ -123,8 +122,10 @@ def test_a_start_says_what_runs_and_a_stop_is_written_once(site: Path) -> None:
     recorder = next(start())
     for _ in range(2):
         recorder.handle_event(EventType.SYSTEM_END, FLContext())
-    started, stopped = written(site)
+    started, stopped, signed = written(site)
     assert (started.event, stopped.event) == (Kind.SYSTEM_STARTED, Kind.SYSTEM_STOPPED)
+    assert signed.checkpoint
+    assert signed.checkpoint.seq == stopped.seq
     assert started.software
     assert started.software["digest"] == package_digest()
     assert started.software["nvflare"].startswith("2.9")

@@ -9,6 +9,7 @@ import pytest
 
 from fedad_components.config import FedADConfig
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, class_path
+from fedad_components.flare.audit import JobAudit
 from fedad_components.flare.channels import JobChannels
 from fedad_components.flare.egress import StrictEgress
 from fedad_components.flare.ingress import StrictIngress
@@ -42,7 +43,9 @@ def test_the_job_holds_json_only(tmp_path: Path) -> None:
 def test_the_allow_list_is_what_the_job_and_the_site_need(tmp_path: Path) -> None:
     exported = export_job(FedADRecipe(), tmp_path)
     built = {path for file in exported.rglob("config_*.json") for path in components(json.loads(file.read_text()))}
-    guards = {class_path(kind) for kind in (JobChannels, StrictEgress, StrictIngress)}  # of a site's privacy.json
+    guards = {
+        class_path(kind) for kind in (JobAudit, JobChannels, StrictEgress, StrictIngress)
+    }  # of a site's privacy.json
     assert built == set(CLASS_ALLOW_LIST) - guards
     assert all(path.startswith("fedad_components.") for path in CLASS_ALLOW_LIST)
 
