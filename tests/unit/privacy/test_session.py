@@ -58,8 +58,9 @@ def test_dp_sgd_says_what_was_spent_and_what_is_left(tmp_path: Path, monkeypatch
     spent = [epsilon_unit([Charge(1.0, 40 / UNITS, STEPS)] * rounds, 1e-5) for rounds in (1, 2)]
     first, second = (opened.charge(number, rules, None) for number in (0, 1))
     common = {"mode": "dp_sgd", "data_set": "images", "unit": "bundle", "budget": 3.0, "delta": 1e-5}
-    assert first == Privacy(**common, epsilon_before=0.0, epsilon_after=spent[0])
-    assert second == Privacy(**common, epsilon_before=spent[0], epsilon_after=spent[1])
+    assert first == Privacy(**common, epsilon_before=0.0, epsilon_after=first.epsilon_after)
+    assert second == Privacy(**common, epsilon_before=first.epsilon_after, epsilon_after=second.epsilon_after)
+    assert [first.epsilon_after, second.epsilon_after] == pytest.approx(spent, rel=1e-4)
     with pytest.raises(BudgetExceeded):
         opened.charge(2, PrivacyRules(max_epsilon=spent[1]), None)
 
