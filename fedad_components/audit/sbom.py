@@ -17,7 +17,7 @@ _LONGEST_LICENCE = 100
 
 def sbom() -> dict[str, Any]:
     """The bill of materials, in CycloneDX's JSON: one component a package, by name; the same for the same packages."""
-    packages = {_normal(one.metadata["Name"]): one for one in distributions() if one.metadata["Name"]}
+    packages = {_normal(name): one for one in distributions() if (name := _field(one, "Name"))}
     components = [_component(name, packages[name]) for name in sorted(packages) if name != "fedad"]
     content = json.dumps([__version__, components], sort_keys=True)
     return {
@@ -57,13 +57,18 @@ def _component(name: str, package: Distribution) -> dict[str, Any]:
 
 def _licences(package: Distribution) -> list[dict[str, Any]]:
     """An SPDX expression if the package has one, else what it calls its licence."""
-    if expression := package.metadata["License-Expression"]:
+    if expression := _field(package, "License-Expression"):
         return [{"expression": expression}]
-    named = (package.metadata["License"] or "").strip()
+    named = _field(package, "License").strip()
     if named and len(named) <= _LONGEST_LICENCE and "\n" not in named:
         return [{"license": {"name": named}}]
     classifiers = [text for text in package.metadata.get_all("Classifier") or [] if text.startswith("License ::")]
     return [{"license": {"name": text.rpartition(" :: ")[2]}} for text in sorted(set(classifiers))]
+
+
+def _field(package: Distribution, name: str) -> str:
+    """A field of the package's metadata, or nothing; where it is missing, some of the finders of packages raise."""
+    return (package.metadata.get_all(name) or [""])[0]
 
 
 def _purl(name: str, version: str) -> str:
