@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import select
 import socket
 import ssl
 from collections.abc import Iterable
@@ -13,6 +15,8 @@ from pathlib import Path
 PORT = 6514
 """Of syslog over TLS (RFC 5425, 4.1)."""
 _TIMEOUT_S = 30.0
+ACCEPTANCE_S = 5.0
+"""How long to wait for a collector's first word after the handshake."""
 _ADDRESS = re.compile(r"(\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[\w.-]+))(:(?P<port>\d{1,5}))?", re.ASCII)
 
 
@@ -67,9 +71,9 @@ class Collector:
                 socket.create_connection((self.host, self.port), self.timeout_s) as plain,
                 context.wrap_socket(plain, server_hostname=self.host) as session,
             ):
+                _await_acceptance(session)
                 for line in lines:
                     session.sendall(b"%d %s" % (len(line), line))
-                # Under TLS 1.3 a collector refuses our certificate after the handshake: its alert is read here.
                 # One that closes without close_notify, after ours, is within RFC 5425 (4.4).
                 with suppress(ssl.SSLEOFError):
                     session.unwrap()
@@ -104,6 +108,29 @@ class Collector:
                     f"{self.certificate}: no certificate with its key in PEM ({_why(error)})"
                 ) from None
         return context
+
+
+def _await_acceptance(session: ssl.SSLSocket) -> None:
+    """Read what a collector says once it has judged our certificate, or that there is none.
+
+    Under TLS 1.3 it does so after our side of the handshake is over: with an alert, which raises, or with session
+    tickets. Lines that were sent before could drown the alert in a reset of the connection. One that says nothing is
+    taken to accept.
+
+    Raises:
+        OSError: if the collector refuses, or hangs up.
+    """
+    if session.version() != "TLSv1.3" or not select.select([session], [], [], ACCEPTANCE_S)[0]:
+        return
+    timeout = session.gettimeout()
+    session.setblocking(False)
+    try:
+        if session.recv(1) == b"":
+            raise ConnectionResetError(errno.ECONNRESET, "it hung up after the handshake")
+    except ssl.SSLWantReadError:
+        pass  # tickets alone
+    finally:
+        session.settimeout(timeout)
 
 
 def _why(error: OSError) -> str:
