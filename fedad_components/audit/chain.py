@@ -25,6 +25,8 @@ from fedad_components.audit.updates import Updates
 
 LATE = timedelta(minutes=15)
 """Three times the pause between checkpoints."""
+SHORTEST_RETENTION = timedelta(days=365)
+"""No younger event is removed by ``retention.py``: whoever cuts more hides something."""
 
 
 _CHECKPOINT_FIELDS = {"v", "seq", "time", "site", "event", "outcome", "prev", "checkpoint"}
@@ -63,9 +65,10 @@ class ChainVerifier:
         self._last: _Last | None = None
         self._gaps: dict[int, tuple[int, Path, int]] = {}
         """First missing event -> last missing one, and where the log goes on."""
-        self._opening: tuple[int, str] | None = None
-        """Number and ``prev`` of the first event, if it is not the chain's first."""
-        self._cuts: set[tuple[int, str]] = set()
+        self._opening: Event | None = None
+        """The first event, if it is not the chain's first."""
+        self._cuts: dict[tuple[int, str], str] = {}
+        """Number and hash of the last event that a signed cut removes -> time of the cut."""
         self._torn: dict[str, tuple[Path, int]] = {}
         self._certificate: str | None = None
         self._announced: set[str] = set()
@@ -115,7 +118,12 @@ class ChainVerifier:
         if self.site is None:
             self.site = event.site
             self.updates.of_log(event.site, cut=event.seq > 0)
-            self._held = self.claims.get(event.site, {})
+            own = set(self.chain.files)
+            self._held = {
+                seq: others
+                for seq, claims in self.claims.get(event.site, {}).items()
+                if (others := [claim for claim in claims if claim.path not in own])
+            }
         elif event.site != self.site:
             self._find(path, number, FindingKind.FOREIGN_LINE, f"of {event.site!r}, in the log of {self.site!r}")
         if self._follows(event, digest, path, number):
@@ -130,7 +138,7 @@ class ChainVerifier:
         last = self._last
         if last is None:
             if event.seq:
-                self._opening = (event.seq, event.prev)
+                self._opening = event
             elif event.prev != FIRST_PREV:
                 self._find(path, line, FindingKind.CHANGED_LINE, "the first event names one before it")
             return True
@@ -204,13 +212,17 @@ class ChainVerifier:
             if held is None or held.site != event.peer:
                 detail = f"it holds no checkpoint of {event.peer!r}"
                 self._find(path, line, FindingKind.CHECKPOINT_MISMATCH, detail)
-            else:
-                self._signature(event, path, line)
+            elif self._signature(event, path, line) and abs(moment(event.time) - moment(held.time)) > LATE:
+                detail = (
+                    f"{held.site!r} signed it at {held.time}, and it came at {event.time}: an old one was sent again, "
+                    f"or their clocks disagree"
+                )
+                self.warnings.add(path, line, FindingKind.PEER_CHECKPOINT_OLD, detail)
         elif kind is Kind.LOG_CUT and event.checkpoint is not None:
             if event.checkpoint.site != event.site:
                 self._find(path, line, FindingKind.CHECKPOINT_MISMATCH, "a cut that another party signed")
             elif self._signature(event, path, line):
-                self._cuts.add((event.checkpoint.seq, event.checkpoint.root))
+                self._cuts.setdefault((event.checkpoint.seq, event.checkpoint.root), event.time)
         elif kind is Kind.LOG_TORN:
             self._torn[event.reason or ""] = (path, line)
 
@@ -252,7 +264,12 @@ class ChainVerifier:
             self._find(path, line, FindingKind.MISSING_LINES, f"{_events(first, final)} missing before it")
         if last.kind is Kind.LOG_ROTATED:
             self._find(last.path, last.line, FindingKind.CUT_TAIL, "the file to which the log goes on is missing")
-        later = [(seq, claim) for seq, claims in self._held.items() if seq > last.seq for claim in claims]
+        later = [
+            (seq, claim)
+            for seq, claims in self._held.items()
+            for claim in claims
+            if seq > last.seq and claim.holder != self.site  # else it is an older copy beside a newer one
+        ]
         if later:
             seq, claim = max(later)
             detail = (
@@ -273,11 +290,19 @@ class ChainVerifier:
         path = self.chain.files[0]
         number = file_number(path)
         if self._opening is not None:
-            seq, prev = self._opening
-            if (seq - 1, prev) in self._cuts:
+            first = self._opening
+            cut = self._cuts.get((first.seq - 1, first.prev))
+            if cut is not None:
+                # A file ends in the moment in which the next one begins: so young was what the cut removed.
+                if moment(cut) - moment(first.time) < SHORTEST_RETENTION:
+                    detail = (
+                        f"{_events(0, first.seq - 1)} missing before it: cut at {cut}, when the newest was of "
+                        f"{first.time}, which is younger than any that retention removes"
+                    )
+                    self._find(path, 1, FindingKind.MISSING_LINES, detail)
                 return True
             if number is None or number == 1:
-                self._find(path, 1, FindingKind.MISSING_LINES, f"{_events(0, seq - 1)} missing before it")
+                self._find(path, 1, FindingKind.MISSING_LINES, f"{_events(0, first.seq - 1)} missing before it")
         if number is not None and number > 1:
             detail = f"{_names(1, number - 1)} missing before it, and no signed {Kind.LOG_CUT.value} says why"
             self._find(path, 0, FindingKind.MISSING_FILE, detail)

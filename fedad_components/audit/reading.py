@@ -16,8 +16,8 @@ from fedad_components.audit.event import Event, EventError, line_hash, parse
 LONGEST_LINE = 4 * 2**20
 """Bytes; no event is as long, and a line without an end must not fill the memory."""
 _BLOCK = 2**16
-_FILE_NAME = re.compile(r"audit-(\d{6,})\.jsonl")
-_TORN_NAME = re.compile(r"torn-(\d+)\.bin")
+_FILE_NAME = re.compile(r"audit-([0-9]{6,})\.jsonl")
+_TORN_NAME = re.compile(r"torn-([0-9]+)\.bin")
 
 
 class ReadError(ValueError):
@@ -138,7 +138,12 @@ def _log_files(path: Path) -> Iterator[Path]:
         raise ReadError(f"{error.filename}: {error.strerror}; run as an account that may read it") from None
 
     for folder, _, names in os.walk(path, onerror=refuse):
-        yield from (file for name in names if file_number(file := Path(folder, name)) is not None)
+        for file in (Path(folder, name) for name in names):
+            if file_number(file) is None:
+                continue
+            if not file.is_file():  # a pipe would never end
+                raise ReadError(f"{file}: no plain file; copy the log anew")
+            yield file
 
 
 def read_lines(file: Path) -> Iterator[Line]:

@@ -14,6 +14,9 @@ from fedad_components.audit.findings import FindingKind
 from fedad_components.audit.keys import check_certificate
 from fedad_components.audit.reading import read_lines
 
+_SIGNED = (Kind.PEER_CHECKPOINT, Kind.CHECKPOINT, Kind.LOG_CUT)
+_SIGNED_MARKS = [f'"event":"{kind.value}"'.encode() for kind in _SIGNED]
+
 
 class Flaw(NamedTuple):
     """What is wrong with a signature."""
@@ -23,7 +26,7 @@ class Flaw(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A signed checkpoint of a log that a peer keeps."""
+    """A signed checkpoint of a log, and who keeps it: a peer, or another copy of the party's own log."""
 
     root: str
     holder: str
@@ -56,7 +59,7 @@ class Trust:
         return [Flaw(kinds[problem.expired], f"the signer's certificate: {problem.detail}") for problem in problems]
 
     def claims(self, files: Iterable[Path]) -> dict[str, dict[int, list[Claim]]]:
-        """Of each party, by event number: what others hold of its log. Flawed checkpoints are no evidence.
+        """Of each party, by event number: what it signed, wherever it is kept. Flawed checkpoints are no evidence.
 
         Raises:
             ReadError: if a file cannot be read.
@@ -64,14 +67,14 @@ class Trust:
         found: dict[str, dict[int, list[Claim]]] = defaultdict(lambda: defaultdict(list))
         for file in files:
             for line in read_lines(file):
-                if b'"event":"peer_checkpoint"' not in line.content:
+                if not any(mark in line.content for mark in _SIGNED_MARKS):
                     continue
                 try:
                     event, _ = parse(line.content)
                 except EventError:
                     continue  # found again, and told, when its own log is verified
                 held = event.checkpoint
-                kept = event.event is Kind.PEER_CHECKPOINT and event.outcome is Outcome.SUCCESS
+                kept = event.event in _SIGNED and event.outcome is Outcome.SUCCESS
                 if kept and held and not self.flaws(held):
                     found[held.site][held.seq].append(Claim(held.root, event.site, file, line.line))
         return found

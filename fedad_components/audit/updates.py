@@ -1,12 +1,20 @@
-"""Updates from both ends: what the server counted and what the sites sent, by job, round, site and hash."""
+"""Updates from both ends: what the server counted and what the sites sent, by server, job, round, site and hash."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from fedad_components.audit.event import Event, Kind, Outcome
 from fedad_components.audit.findings import FindingKind, Findings
+
+_NEEDED = {
+    Kind.RESULT_SENT: ("peer", "payload"),
+    Kind.UPDATE_RECEIVED: ("peer", "payload"),
+    Kind.AGGREGATED: ("participants",),
+}
+"""Without these, and job and round, an event of success cannot be held against the other end's."""
 
 
 class _Place(NamedTuple):
@@ -15,6 +23,9 @@ class _Place(NamedTuple):
 
 
 class _Round(NamedTuple):
+    """``server``: the party whose log has to answer for it. Nobody else's log can, whatever is written there."""
+
+    server: str
     job: str
     number: int
     site: str
@@ -41,10 +52,10 @@ class Updates:
         """Updates that the server received, whatever it did with them."""
         self._unread: set[_Round] = set()
         """Rounds in which the server says that a site's update did not arrive, or not whole."""
-        self._in_mean: dict[_Round, tuple[_Place, str]] = {}
-        """With the server that says so."""
-        self._done: dict[str, tuple[int, str]] = {}
-        """Last round that a server finished, and the server, by job."""
+        self._in_mean: dict[_Round, _Place] = {}
+        self._done: dict[tuple[str, str], int] = {}
+        """Last round that a server left behind, by server and job."""
+        self._vague: list[tuple[_Place, str]] = []
 
     def of_log(self, site: str, cut: bool) -> None:
         """The log of ``site`` is among those that are compared; ``cut``: its beginning is not there."""
@@ -54,17 +65,25 @@ class Updates:
 
     def add(self, event: Event, path: Path, line: int) -> None:
         """Take down what an event says of an update."""
-        if event.job_id is None or event.round is None:
+        kind, success, place = event.event, event.outcome is Outcome.SUCCESS, _Place(path, line)
+        if success and kind in _NEEDED:
+            missing = [name for name in ("job_id", "round", *_NEEDED[kind]) if getattr(event, name) is None]
+            if missing:
+                self._vague.append((place, f"{kind.value} without {', '.join(missing)}: nothing to compare it with"))
+        if event.job_id is None:
+            return
+        if kind is Kind.JOB_ENDED and success:
+            self._leave(event.site, event.job_id, sys.maxsize)
+        if event.round is None:
             return
         self._first.setdefault((event.site, event.job_id), event.round)
-        success, place = event.outcome is Outcome.SUCCESS, _Place(path, line)
-        if event.event is Kind.RESULT_SENT and success:
-            of = _Round(event.job_id, event.round, event.site)
+        if kind is Kind.RESULT_SENT and success and event.peer:
+            of = _Round(event.peer, event.job_id, event.round, event.site)
             self._sent_rounds.add(of)
             if event.payload:
                 self._sent.setdefault(_Update(of, event.payload.sha256), place)
-        elif event.event is Kind.UPDATE_RECEIVED and event.peer:
-            of = _Round(event.job_id, event.round, event.peer)
+        elif kind is Kind.UPDATE_RECEIVED and event.peer:
+            of = _Round(event.site, event.job_id, event.round, event.peer)
             if event.payload:
                 update = _Update(of, event.payload.sha256)
                 self._answered.add(update)
@@ -74,31 +93,41 @@ class Updates:
                 self._unread.add(of)
             if success:
                 self._counted_rounds.add(of)
-        elif event.event is Kind.AGGREGATED and success:
-            self._done[event.job_id] = max((event.round, event.site), self._done.get(event.job_id, (-1, "")))
+        elif kind is Kind.AGGREGATED and success:
+            self._leave(event.site, event.job_id, event.round)
             for site in event.participants or ():
-                self._in_mean.setdefault(_Round(event.job_id, event.round, site), (place, event.site))
+                self._in_mean.setdefault(_Round(event.site, event.job_id, event.round, site), place)
+        elif kind is Kind.TASK_SENT and success:
+            self._leave(event.site, event.job_id, event.round - 1)
+        elif kind is Kind.TASK_RECEIVED and success and event.peer:
+            self._leave(event.peer, event.job_id, event.round - 1)
+
+    def _leave(self, server: str, job: str, number: int) -> None:
+        """The server goes on after that round, by its own word or because a site has its next task."""
+        self._done[server, job] = max(number, self._done.get((server, job), -1))
 
     def compare(self, findings: Findings) -> None:
         """Tell of every update that only one end knows; of sites whose log is not there, nothing is said."""
+        for place, detail in self._vague:
+            findings.add(*place, FindingKind.UPDATE_NOT_RECORDED, detail)
         for update, place in self._counted.items():
             if self._has_all(update.of.site, update.of) and update not in self._sent:
                 detail = f"the server received {_name(update)} from {update.of.site!r}, whose log says nothing of it"
                 findings.add(*place, FindingKind.UPDATE_NEVER_SENT, detail)
-        for of, (place, server) in self._in_mean.items():
+        for of, place in self._in_mean.items():
             where = f"round {of.number} of job {of.job!r}"
             if self._has_all(of.site, of) and of not in self._sent_rounds:
                 detail = f"{where}: {of.site!r} is in the mean, and its log says that it sent nothing"
                 findings.add(*place, FindingKind.UPDATE_NEVER_SENT, detail)
-            if self._has_all(server, of) and of not in self._counted_rounds:
+            if self._has_all(of.server, of) and of not in self._counted_rounds:
                 detail = f"{where}: {of.site!r} is in the mean, and no update of it was received"
                 findings.add(*place, FindingKind.UPDATE_NOT_RECORDED, detail)
         for update, place in self._sent.items():
-            done, server = self._done.get(update.of.job, (-1, ""))
-            finished = update.of.number <= done and self._has_all(server, update.of)
-            if finished and update not in self._answered and update.of not in self._unread:
+            of = update.of
+            finished = of.number <= self._done.get((of.server, of.job), -1) and self._has_all(of.server, of)
+            if finished and update not in self._answered and of not in self._unread:
                 detail = (
-                    f"{update.of.site!r} sent {_name(update)}, and the server's log, which has the end of that round, "
+                    f"{of.site!r} sent {_name(update)}, and the log of {of.server!r}, which went on after that round, "
                     f"says nothing of it: lost on its way, or left out"
                 )
                 findings.add(*place, FindingKind.UPDATE_NOT_RECORDED, detail)

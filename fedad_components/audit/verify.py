@@ -44,12 +44,14 @@ def verify(paths: Iterable[str | Path], root_ca: str | Path | None = None) -> Ve
         raise VerifyError(str(error)) from None
     updates.compare(findings)
     _two_stories(claims, findings)
+    sites = {verifier.site for verifier in verifiers if verifier.site is not None}
+    _not_given(claims, sites, warnings)
     found = findings.result()
     return Verification(
         verified=not found,
         events=sum(verifier.events for verifier in verifiers),
         files=[str(file) for file in files],
-        sites=sorted({verifier.site for verifier in verifiers if verifier.site is not None}),
+        sites=sorted(sites),
         checkpoints=sum(verifier.checkpoints for verifier in verifiers),
         root_checked=root_ca is not None,
         findings=found,
@@ -58,7 +60,7 @@ def verify(paths: Iterable[str | Path], root_ca: str | Path | None = None) -> Ve
 
 
 def _two_stories(claims: Mapping[str, Mapping[int, list[Claim]]], findings: Findings) -> None:
-    """A party that told two peers different things: seen without its log."""
+    """A party that told two peers different things, or a peer another than its log: seen also without its log."""
     for site, by_event in claims.items():
         for seq, held in by_event.items():
             for claim in held[1:]:
@@ -68,3 +70,11 @@ def _two_stories(claims: Mapping[str, Mapping[int, list[Claim]]], findings: Find
                         f"({held[0].path.name}:{held[0].line})"
                     )
                     findings.add(claim.path, claim.line, FindingKind.PEER_CHECKPOINT_MISMATCH, detail)
+
+
+def _not_given(claims: Mapping[str, Mapping[int, list[Claim]]], sites: set[str], warnings: Findings) -> None:
+    """Parties of whom peers hold checkpoints that nothing here can be compared with."""
+    for site in sorted(claims.keys() - sites):
+        number, (newest, *_) = max(claims[site].items())
+        detail = f"{newest.holder!r} holds a checkpoint of event {number} of {site!r}, whose log is not among these"
+        warnings.add(newest.path, newest.line, FindingKind.LOG_NOT_GIVEN, detail)

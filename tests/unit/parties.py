@@ -63,7 +63,9 @@ class Authority:
         self, name: str, kind: KeyKind = "ec", begins: datetime | None = None, ends: datetime | None = None
     ) -> Signer:
         key = _key(kind)
-        return Signer(key, self._issue(name, key, begins or now() - DAY, ends or now() + 360 * DAY, authority=False))
+        return Signer(
+            key, self._issue(name, key, begins or now() - 890 * DAY, ends or now() + 360 * DAY, authority=False)
+        )
 
     def write_root(self, folder: Path) -> Path:
         path = folder / "rootCA.pem"

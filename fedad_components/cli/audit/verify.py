@@ -84,6 +84,8 @@ def _print(result: Verification) -> None:
 
 
 def _table(title: str, rows: list[Finding]) -> Table:
+    from fedad_components.audit.export.fields import one_line
+
     table = Table(
         Column("where", overflow="fold"),
         Column("what", no_wrap=True),
@@ -94,5 +96,6 @@ def _table(title: str, rows: list[Finding]) -> Table:
         pad_edge=False,
     )
     for row in rows:
-        table.add_row(f"{row.file}:{row.line}" if row.line else row.file, row.kind.value, row.detail)
+        where = f"{row.file}:{row.line}" if row.line else row.file
+        table.add_row(one_line(where), row.kind.value, one_line(row.detail))  # folders have names of strangers, too
     return table

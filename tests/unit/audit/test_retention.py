@@ -200,8 +200,9 @@ def test_the_writer_goes_on_after_the_cut(kit: Path, tmp_path: Path) -> None:
     assert verify([folder]).findings == []
 
 
-def test_others_still_agree_with_a_log_that_was_cut(tmp_path: Path) -> None:
+def test_others_still_agree_with_a_log_that_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's log still has the updates whose sending was removed at the site, and the site's checkpoints."""
+    monkeypatch.setattr("fedad_components.audit.log.now", lambda: OLD)
     federation = Federation(tmp_path / "logs", kinds=("ec", "ec", "ec"), file_bytes=4000)
     for number in range(6):
         federation.round(number)
@@ -210,8 +211,8 @@ def test_others_still_agree_with_a_log_that_was_cut(tmp_path: Path) -> None:
     folder = kit / "local" / "fedad" / "audit"
     folder.parent.mkdir(parents=True)
     os.replace(federation.folder / "site-a", folder)
-    far = datetime(2090, 1, 1, tzinfo=timezone.utc)
-    apply(plan(folder, far), tmp_path / "archive")
+    monkeypatch.setattr("fedad_components.audit.log.now", lambda: rfc3339(NOW))
+    apply(plan(folder, NOW, 1), tmp_path / "archive")
     assert len(log_files(tmp_path / "archive")) > 1
     result = verify([federation.folder, folder], federation.root())
     assert result.sites == ["server", "site-a", "site-b"]

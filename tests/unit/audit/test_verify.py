@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 from parties import DAY, Authority, Federation, now, slow_chain
 
 from fedad_components.audit import log as log_module
-from fedad_components.audit.checkpoint import sign, write_checkpoint
+from fedad_components.audit.checkpoint import accept_peer, sign, write_checkpoint
 from fedad_components.audit.event import FIRST_PREV, Kind, Outcome, canonical, line_hash, rfc3339
 from fedad_components.audit.findings import FindingKind, Verification
 from fedad_components.audit.keys import Signer
 from fedad_components.audit.log import AuditLog
+from fedad_components.audit.payload import describe
 from fedad_components.audit.reading import find_files, log_files
 from fedad_components.audit.verify import VerifyError, verify
 
@@ -183,8 +185,8 @@ def test_a_cut_tail(tmp_path: Path, events: int) -> None:
     edit(file, lambda lines: lines.__delitem__(slice(-events, None)))
     if events < 4:
         assert found(federation) == []
-        warnings = [warning.kind for warning in verify([file]).warnings]
-        assert warnings == ([] if events == 2 else [FindingKind.UNSIGNED_TAIL])
+        warnings = {warning.kind for warning in verify([file]).warnings}
+        assert warnings == {FindingKind.LOG_NOT_GIVEN, *([] if events == 2 else [FindingKind.UNSIGNED_TAIL])}
     else:
         assert (FindingKind.CUT_TAIL, "site-a", len(lines_of(file))) in found(federation)
 
@@ -328,6 +330,59 @@ def test_two_stories_for_two_peers(check: Check, logs: Path, pristine: Federatio
     assert "peer_checkpoint_mismatch" in check.kinds(logs / "server", logs / "site-b")
 
 
+def test_two_logs_of_one_party(tmp_path: Path) -> None:
+    """Both are signed with its key, and lie side by side: a copy before the last round, and one that went on alone."""
+    federation = Federation(tmp_path / "logs")
+    federation.round(0)
+    older, second = (Path(shutil.copytree(federation.folder / "site-a", tmp_path / name)) for name in ("old", "second"))
+    federation.round(1)
+    federation.close()
+    site = federation.folder / "site-a"
+    assert verify([site, older], federation.root()).findings == []
+    other = AuditLog(second, "site-a")
+    other.write(Kind.COMMAND)
+    write_checkpoint(other, federation.signers["site-a"])
+    kinds = {finding.kind for finding in verify([site, second], federation.root()).findings}
+    assert kinds == {FindingKind.PEER_CHECKPOINT_MISMATCH}
+
+
+def test_a_party_without_its_log_is_named(check: Check, logs: Path) -> None:
+    assert check().warnings == []
+    shutil.move(logs / "site-a", logs.parent / "away")
+    (logs / "site-a").symlink_to(logs.parent / "away")  # not followed
+    assert check().verified
+    (warning,) = check().warnings
+    assert (warning.kind, Path(warning.file).parent.name) == (FindingKind.LOG_NOT_GIVEN, "server")
+    assert "of 'site-a', whose log is not among these" in warning.detail
+
+
+def test_an_old_checkpoint_sent_again_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server writes after it, no peer holds."""
+    federation = Federation(tmp_path / "logs")
+    signed = write_checkpoint(federation.logs["server"], federation.signers["server"])
+    log = federation.logs["site-a"]
+    for minutes, expected in ((14, []), (16, [FindingKind.PEER_CHECKPOINT_OLD])):
+        monkeypatch.setattr(log_module, "now", lambda minutes=minutes: rfc3339(now() + minutes * DAY / 1440))
+        accept_peer(log, signed, federation.authority.pem, "server")
+        write_checkpoint(log, federation.signers["site-a"])
+        warnings = verify([log.folder, federation.folder / "server"], federation.root()).warnings
+        assert [warning.kind for warning in warnings if warning.kind is not FindingKind.CHECKPOINT_LATE] == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["audit-\u0660\u0660\u0660\u0660\u0660\u0661.jsonl", "audit-1.jsonl", "audit-000001.JSONL"]
+)
+def test_a_renamed_file_is_a_missing_one(check: Check, logs: Path, name: str) -> None:
+    log_files(logs / "server")[0].rename(logs / "server" / name)
+    assert check.kinds() == {"missing_file"}
+
+
+def test_a_pipe_under_a_files_name_is_not_waited_for(check: Check, logs: Path) -> None:
+    os.mkfifo(logs / "server/audit-000099.jsonl")
+    with pytest.raises(VerifyError, match=r"audit-000099\.jsonl: no plain file"):
+        check()
+
+
 def federation_of(folder: Path, **options: Any) -> Federation:
     federation = Federation(folder / "logs")
     federation.round(0)
@@ -356,6 +411,49 @@ def test_an_update_that_the_site_sent_and_the_server_does_not_have(tmp_path: Pat
     assert (kind, site) == (FindingKind.UPDATE_NOT_RECORDED, "site-a")
     assert json.loads(lines_of(federation.file("site-a"))[line - 1])["round"] == 1
     assert found(federation, "site-a", "site-b") == []
+
+
+@pytest.mark.parametrize("after", [Kind.TASK_SENT, Kind.TASK_RECEIVED, Kind.JOB_ENDED])
+def test_an_update_of_a_round_of_which_the_server_says_nothing(tmp_path: Path, after: Kind) -> None:
+    """Neither its arrival nor its mean; that the job went on is seen elsewhere."""
+    federation = Federation(tmp_path / "logs")
+    federation.round(0)
+    payload = describe({"w": ("float32", (2,), bytes(8))})
+    federation.write("site-a", Kind.RESULT_SENT, peer="server", payload=payload, job_id="job-1", round=1)
+    assert found(federation) == []  # it may be on its way
+    whose, peer = ("site-a", "server") if after is Kind.TASK_RECEIVED else ("server", "site-a")
+    fields = {} if after is Kind.JOB_ENDED else {"peer": peer, "round": 2}
+    federation.write(whose, after, job_id="job-1", **fields)
+    assert [(kind, site) for kind, site, _ in found(federation)] == [(FindingKind.UPDATE_NOT_RECORDED, "site-a")]
+
+
+def test_nobody_else_can_answer_for_the_server(tmp_path: Path) -> None:
+    """Another site's log says that the update arrived, and that the round's mean is another's."""
+    federation = Federation(tmp_path / "logs")
+    federation.round(0)
+    federation.round(1, counted=("site-b",))
+    of = {"job_id": "job-1", "round": 1}
+    federation.write("site-b", Kind.UPDATE_RECEIVED, Outcome.REFUSED, peer="site-a", **of)
+    federation.close()
+    assert [(kind, site) for kind, site, _ in found(federation)] == [(FindingKind.UPDATE_NOT_RECORDED, "site-a")]
+
+
+@pytest.mark.parametrize(
+    ("site", "kind", "fields"),
+    [
+        ("server", Kind.AGGREGATED, {"job_id": "job-1", "round": 1}),
+        ("server", Kind.AGGREGATED, {"participants": {"site-a": 1}, "job_id": "job-1"}),
+        ("server", Kind.UPDATE_RECEIVED, {"peer": "site-a", "job_id": "job-1", "round": 0}),
+        ("site-a", Kind.RESULT_SENT, {"peer": "server"}),
+    ],
+)
+def test_what_cannot_be_compared_is_found(tmp_path: Path, site: str, kind: Kind, fields: dict[str, Any]) -> None:
+    federation = Federation(tmp_path / "logs")
+    federation.round(0)
+    federation.write(site, kind, Outcome.REFUSED, **fields)
+    assert found(federation) == []
+    federation.write(site, kind, **fields)
+    assert [(kind, site) for kind, site, _ in found(federation)] == [(FindingKind.UPDATE_NOT_RECORDED, site)]
 
 
 def test_an_update_that_changed_on_its_way(tmp_path: Path) -> None:
@@ -404,15 +502,33 @@ def test_a_torn_lines_file_that_no_event_names(check: Check, logs: Path) -> None
     assert check.places(FindingKind.CUT_TAIL) == [("site-a/torn-1.bin", 0)]
 
 
-def test_a_signed_cut_of_retention_opens_the_log(tmp_path: Path, pristine: Federation) -> None:
-    folder = Path(shutil.copytree(pristine.folder, tmp_path / "logs"))
-    files, signer = log_files(folder / "server"), pristine.signers["server"]
-    last = slow_chain(files[:2])[-1]
-    root = line_hash(canonical(last))
-    log = AuditLog(folder / "server", "server")
-    time = rfc3339(now())
-    log.write(Kind.LOG_CUT, checkpoint=sign(signer, "server", last["seq"], root, time))
-    check = Check(folder, pristine.folder.parent / "rootCA.pem")
+def cut_federation(folder: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> tuple[Check, AuditLog, dict[str, Any]]:
+    """One that ran so long ago; the server signs a cut today, after its second file."""
+    monkeypatch.setattr(log_module, "now", lambda: rfc3339(now() - days * DAY))
+    federation = Federation(folder / "logs", file_bytes=5000)
+    for number in range(ROUNDS):
+        federation.round(number)
+    federation.close()
+    monkeypatch.setattr(log_module, "now", lambda: rfc3339(now()))
+    log = AuditLog(federation.folder / "server", "server")
+    last = slow_chain(log_files(log.folder)[:2])[-1]
+    signed = sign(federation.signers["server"], "server", last["seq"], line_hash(canonical(last)), rfc3339(now()))
+    log.write(Kind.LOG_CUT, checkpoint=signed)
+    return Check(federation.folder, federation.root()), log, last
+
+
+def test_a_cut_of_young_events_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The party signs it with its own key, to hide what it did lately."""
+    check, log, _ = cut_federation(tmp_path, monkeypatch, days=364)
+    for file in log_files(log.folder)[:2]:
+        file.unlink()
+    assert check.places(FindingKind.MISSING_LINES) == [("server/audit-000003.jsonl", 1)]
+    assert check.kinds() == {"missing_lines"}
+
+
+def test_a_signed_cut_of_retention_opens_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, log, last = cut_federation(tmp_path, monkeypatch, days=366)
+    folder, files, root, time = check.logs, log_files(log.folder), line_hash(canonical(last)), rfc3339(now())
     assert check.kinds() == set()  # written before anything is removed
     files[0].unlink()
     assert check.kinds() == {"missing_file"}  # the cut is after the second

@@ -80,11 +80,12 @@ def test_unusable(tmp_path: Path, federation: Federation) -> None:
 def test_texts_of_a_log_do_not_reach_the_terminal(tmp_path: Path) -> None:
     """Names and unknown fields with escape sequences, as a forger would write them."""
     nasty = "\x1b[2J\x1b[31msite\n[E:"
-    log = AuditLog(tmp_path / "log", nasty)
+    folder = tmp_path / "\x1b[2J\x1b[1A"
+    log = AuditLog(folder, nasty)
     log.write(Kind.COMMAND, job_id=nasty, round=0, peer=nasty)
     log.write(Kind.AGGREGATED, job_id=nasty, round=0, participants={nasty: 1})
     log.write(Kind.LOG_TORN, reason=nasty)
-    with (tmp_path / "log" / "audit-000001.jsonl").open("ab") as file:
+    with (folder / "audit-000001.jsonl").open("ab") as file:
         file.write(b'{"\\u001b[2J":1,"v":1}\n')
     for arguments in ([tmp_path], [tmp_path, "--json"]):
         result = run(*arguments)
