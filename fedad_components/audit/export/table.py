@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator
 
 from fedad_components.audit.event import Event
 from fedad_components.audit.export.fields import COLUMNS, Field, fields
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
-"""What a spreadsheet takes for the beginning of a formula, in either width."""
+_FORMULA = re.compile("(^|;)(?=[=+\\-@＝＋－＠])")
+"""What a spreadsheet takes for the beginning of a formula, in either width, and where a cell begins: many languages'
+spreadsheets part cells at semicolons."""
 
 
 def export(events: Iterable[Event]) -> Iterator[bytes]:
@@ -25,7 +27,7 @@ def export(events: Iterable[Event]) -> Iterator[bytes]:
 
 
 def _cell(field: Field) -> str:
-    return f"'{field.text}" if not field.number and field.text.startswith(_FORMULA) else field.text
+    return field.text if field.number else _FORMULA.sub(r"\1'", field.text)
 
 
 def _row(cells: Iterable[str]) -> bytes:

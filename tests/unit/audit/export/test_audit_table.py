@@ -40,10 +40,11 @@ def test_the_columns_are_the_schemas_leaves() -> None:
 
 
 @pytest.mark.parametrize("first", ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
-def test_a_formula_becomes_text(first: str) -> None:
+def test_a_formula_becomes_text_also_where_semicolons_part_cells(first: str) -> None:
     formula = f'{first}HYPERLINK("http://x","y")'
     row = rows([event_of(Kind.COMMAND, reason=formula, actor={"name": formula})])[0]
     assert row["reason"] == row["actor.name"] == f"'{formula}"
+    assert rows([event_of(Kind.COMMAND, reason=f"a;{formula};")])[0]["reason"] == f"a;'{formula};"
 
 
 @pytest.mark.parametrize("first", ["\t", "\r", "\n", "\x0b", "\x00"])
