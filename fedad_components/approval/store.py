@@ -169,15 +169,16 @@ class Approvals:
         return _entry(folder) if self._usable() and os.path.lexists(folder) else None
 
     def find(self, what: str) -> Entry:
-        """The job of a digest, of its first characters, or of a FLARE job id.
+        """The job of a digest, of its first characters, or of a FLARE job id, which the server chooses: so a digest
+        goes before an id that looks like one.
 
         Raises:
             ApprovalError: if it is not exactly one; and as :meth:`entries`.
         """
         entries = self.entries()
-        found = [entry for entry in entries if entry.request.last_job_id == what] or [
+        found = [
             entry for entry in entries if len(what) >= SHORTEST_PREFIX and entry.digest.startswith(what.lower())
-        ]
+        ] or [entry for entry in entries if entry.request.last_job_id == what]
         if len(found) != 1:
             raise ApprovalError(
                 f"{what!r}: {len(found)} jobs of this site; expected a job id, or a digest or its first "

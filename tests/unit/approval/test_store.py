@@ -106,6 +106,15 @@ def test_jobs_are_found_by_digest_its_beginning_and_job_id(approvals: Approvals)
             assert approvals.find(what).digest == content.digest
 
 
+def test_a_job_id_that_looks_like_another_jobs_digest_does_not_stand_for_it(approvals: Approvals) -> None:
+    """A server chooses the ids of jobs."""
+    wanted, other = job(1), job(2)
+    receive(approvals, wanted)
+    for what in (wanted.digest, wanted.digest[:12]):
+        approvals.receive(other, what)
+        assert approvals.find(what).digest == wanted.digest
+
+
 def test_a_copy_that_was_changed_is_not_approved(approvals: Approvals) -> None:
     receive(approvals, job())
     (entry,) = approvals.entries()
