@@ -168,9 +168,11 @@ class Approvals:
         folder = self.folder / digest
         return _entry(folder) if self._usable() and os.path.lexists(folder) else None
 
-    def find(self, what: str) -> Entry:
-        """The job of a digest, of its first characters, or of a FLARE job id, which the server chooses: so a digest
-        goes before an id that looks like one.
+    def find(self, what: str, *, digest_only: bool = False) -> Entry:
+        """The job of a digest, of its first characters, or of a FLARE job id.
+
+        The server chooses the ids, and may give a job's id to another: so a digest goes before an id that looks like
+        one, and nothing is approved by its id.
 
         Raises:
             ApprovalError: if it is not exactly one; and as :meth:`entries`.
@@ -178,11 +180,11 @@ class Approvals:
         entries = self.entries()
         found = [
             entry for entry in entries if len(what) >= SHORTEST_PREFIX and entry.digest.startswith(what.lower())
-        ] or [entry for entry in entries if entry.request.last_job_id == what]
+        ] or [entry for entry in entries if entry.request.last_job_id == what and not digest_only]
         if len(found) != 1:
             raise ApprovalError(
-                f"{what!r}: {len(found)} jobs of this site; expected a job id, or a digest or its first "
-                f"{SHORTEST_PREFIX} characters or more, as `fedad site review KIT --all` lists them"
+                f"{what!r}: {len(found)} jobs of this site; expected {'' if digest_only else 'a job id, or '}a digest "
+                f"or its first {SHORTEST_PREFIX} characters or more, as `fedad site review KIT --all` lists them"
             )
         return found[0]
 

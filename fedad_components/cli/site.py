@@ -26,6 +26,9 @@ _SHOWN = 16
 """Characters of a digest in a table; 12 are enough to name it."""
 
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="The site's startup kit.")]
+Digest = Annotated[
+    str, typer.Argument(metavar="DIGEST", help="The digest that `review` showed, or its first 12 characters or more.")
+]
 JobOrDigest = Annotated[
     str,
     typer.Argument(metavar="DIGEST", help="The digest, its first 12 characters or more, or FLARE's job id."),
@@ -97,7 +100,7 @@ def review(
 )
 def approve(
     kit: Kit,
-    digest: JobOrDigest,
+    digest: Digest,
     by: By = "",
     note: Annotated[str, typer.Option(help="Your words; they stay at this site. No patient's name.")] = "",
     as_json: AsJson = False,
@@ -126,8 +129,9 @@ def reject(
 def _decide(kit: Path, what: str, state: Literal["approved", "rejected"], by: str, note: str, as_json: bool) -> None:
     with _errors():
         approvals = _approvals(kit)
-        approvals.decide(approvals.find(what), state, by=by, note=note)
-        entry = approvals.find(what)
+        entry = approvals.find(what, digest_only=state == "approved")
+        approvals.decide(entry, state, by=by, note=note)
+        entry = approvals.find(entry.digest)
     if as_json:
         print(json.dumps(_as_json(entry), indent=2))
         return

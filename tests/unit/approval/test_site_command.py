@@ -100,7 +100,8 @@ def test_an_approval_can_be_withdrawn_and_a_rejection_has_a_reason(site: Path, c
 def test_what_is_no_job_and_no_sites_kit_is_said_in_words(site: Path, tmp_path: Path, command: str) -> None:
     unknown = run(command, site, "0" * 64)
     assert unknown.exit_code == 1
-    assert "0 jobs of this site; expected a job id, or a digest" in unknown.stderr
+    expected = "a digest or its first" if command == "approve" else "a job id, or a digest or its first"
+    assert f"0 jobs of this site; expected {expected}" in unknown.stderr
     elsewhere = run(command, tmp_path, "0" * 64)
     assert elsewhere.exit_code == 1
     assert "no startup kit" in elsewhere.stderr

@@ -113,6 +113,8 @@ def test_a_job_id_that_looks_like_another_jobs_digest_does_not_stand_for_it(appr
     for what in (wanted.digest, wanted.digest[:12]):
         approvals.receive(other, what)
         assert approvals.find(what).digest == wanted.digest
+    with pytest.raises(ApprovalError, match="0 jobs of this site; expected a digest or"):
+        approvals.find(wanted.meta["job_id"], digest_only=True)
 
 
 def test_a_copy_that_was_changed_is_not_approved(approvals: Approvals) -> None:
