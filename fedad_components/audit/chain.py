@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedad_components.audit.event import FIRST_PREV, Event, EventError, Kind, Outcome, moment, parse
-from fedad_components.audit.findings import FindingKind, Findings
+from fedad_components.audit.findings import MOST_FINDINGS, FindingKind, Findings
 from fedad_components.audit.reading import (
     Chain,
     Line,
@@ -29,6 +29,8 @@ SHORTEST_RETENTION = timedelta(days=365)
 """No younger event is removed by ``retention.py``: whoever cuts more hides something."""
 
 
+_ANCHORED = (Kind.TASK_RECEIVED, Kind.UPDATE_RECEIVED)
+"""What the peer's checkpoint comes with."""
 _CHECKPOINT_FIELDS = {"v", "seq", "time", "site", "event", "outcome", "prev", "checkpoint"}
 
 
@@ -71,7 +73,8 @@ class ChainVerifier:
         """Number and hash of the last event that a signed cut removes -> time of the cut."""
         self._torn: dict[str, tuple[Path, int]] = {}
         self._certificate: str | None = None
-        self._announced: set[str] = set()
+        self._anchored: dict[str, str] = {}
+        """When a peer's checkpoint was kept last."""
         self._unsigned: tuple[int, str] = (0, "")
         """How many events wait for a checkpoint, and the first one's time."""
 
@@ -162,7 +165,10 @@ class ChainVerifier:
             self._last = _Last(last.seq + 1, digest, event.time, event.event, path, line)
             return False
         if event.seq > last.seq:
-            self._gaps[last.seq + 1] = (event.seq - 1, path, line)
+            if len(self._gaps) < MOST_FINDINGS:  # each later line that is out of its order is sought in them
+                self._gaps[last.seq + 1] = (event.seq - 1, path, line)
+            else:
+                self._missing(last.seq + 1, event.seq - 1, path, line)
             return True
         if first_of_file:
             detail = f"it begins with event {event.seq}, after event {last.seq} in {last.path.name}"
@@ -205,10 +211,16 @@ class ChainVerifier:
         if since and moment(event.time) - moment(since) > LATE:
             self.warnings.add(path, line, FindingKind.CHECKPOINT_LATE, f"events since {since} wait for a checkpoint")
             self._unsigned = (count + 1, event.time)  # one warning for each such stretch
+        if kind in _ANCHORED and event.outcome is Outcome.SUCCESS and event.peer is not None:
+            anchored = self._anchored.get(event.peer)
+            if anchored is None or moment(event.time) - moment(anchored) > LATE:
+                detail = f"{kind.value} from {event.peer!r}, and no checkpoint of its log came with it"
+                self.warnings.add(path, line, FindingKind.PEER_CHECKPOINT_MISSING, detail)
         if event.certificate is not None and kind in (Kind.SYSTEM_STARTED, Kind.CERTIFICATE_CHANGED):
             self._certificate = event.certificate
         elif kind is Kind.PEER_CHECKPOINT and event.outcome is Outcome.SUCCESS:
             held = event.checkpoint
+            self._anchored[event.peer or ""] = event.time
             if held is None or held.site != event.peer:
                 detail = f"it holds no checkpoint of {event.peer!r}"
                 self._find(path, line, FindingKind.CHECKPOINT_MISMATCH, detail)
@@ -261,7 +273,7 @@ class ChainVerifier:
             return
         opened_by_cut = self._check_opening()
         for first, (final, path, line) in self._gaps.items():
-            self._find(path, line, FindingKind.MISSING_LINES, f"{_events(first, final)} missing before it")
+            self._missing(first, final, path, line)
         if last.kind is Kind.LOG_ROTATED:
             self._find(last.path, last.line, FindingKind.CUT_TAIL, "the file to which the log goes on is missing")
         later = [
@@ -302,7 +314,7 @@ class ChainVerifier:
                     self._find(path, 1, FindingKind.MISSING_LINES, detail)
                 return True
             if number is None or number == 1:
-                self._find(path, 1, FindingKind.MISSING_LINES, f"{_events(0, first.seq - 1)} missing before it")
+                self._missing(0, first.seq - 1, path, 1)
         if number is not None and number > 1:
             detail = f"{_names(1, number - 1)} missing before it, and no signed {Kind.LOG_CUT.value} says why"
             self._find(path, 0, FindingKind.MISSING_FILE, detail)
@@ -314,7 +326,7 @@ class ChainVerifier:
         kept: dict[str, Path] = {}
         try:
             for file in folder.iterdir():
-                if torn_number(file) is not None:
+                if torn_number(file) is not None and file.is_file():
                     kept[torn_reason(file.name, file.read_bytes())] = file
         except OSError as error:
             raise ReadError(f"{folder}: {error.strerror}; run as an account that may read it") from None
@@ -325,6 +337,9 @@ class ChainVerifier:
             if reason not in self._torn and whole_log:
                 detail = f"no {Kind.LOG_TORN.value} names it: the log's end was cut, or the file is another"
                 self._find(file, 0, FindingKind.CUT_TAIL, detail)
+
+    def _missing(self, first: int, final: int, path: Path, line: int) -> None:
+        self._find(path, line, FindingKind.MISSING_LINES, f"{_events(first, final)} missing before it")
 
     def _find(self, path: Path, line: int, kind: FindingKind, detail: str) -> None:
         self.findings.add(path, line, kind, detail)

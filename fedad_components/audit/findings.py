@@ -38,7 +38,7 @@ class FindingKind(str, Enum):
     PEER_CHECKPOINT_MISMATCH = "peer_checkpoint_mismatch"
     """A peer holds a signed checkpoint that this log contradicts."""
     UPDATE_NEVER_SENT = "update_never_sent"
-    """The server counted it, and the site's log does not have it."""
+    """The server counted it, or a second one for the same task, and the site's log does not have it."""
     UPDATE_NOT_RECORDED = "update_not_recorded"
     """The site sent it, or the server counted it, and the server's log does not have its arrival; or an event does not
     say of which update it is."""
@@ -48,6 +48,8 @@ class FindingKind(str, Enum):
     """A warning: peers hold a party's checkpoints, and its log is not among those that were read."""
     PEER_CHECKPOINT_OLD = "peer_checkpoint_old"
     """A warning: a peer sent a checkpoint of another time than when it came; what it wrote since is not anchored."""
+    PEER_CHECKPOINT_MISSING = "peer_checkpoint_missing"
+    """A warning: a task or an update was taken, and no checkpoint of its sender was kept."""
     CHECKPOINT_LATE = "checkpoint_late"
     """A warning: events went on for long without a checkpoint."""
     UNSIGNED_TAIL = "unsigned_tail"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
@@ -15,7 +16,7 @@ from fedad_components.audit.keys import check_certificate
 from fedad_components.audit.reading import read_lines
 
 _SIGNED = (Kind.PEER_CHECKPOINT, Kind.CHECKPOINT, Kind.LOG_CUT)
-_SIGNED_MARKS = [f'"event":"{kind.value}"'.encode() for kind in _SIGNED]
+_SIGNED_MARK = re.compile(f'"event":"(?:{"|".join(kind.value for kind in _SIGNED)})"'.encode())
 
 
 class Flaw(NamedTuple):
@@ -67,7 +68,7 @@ class Trust:
         found: dict[str, dict[int, list[Claim]]] = defaultdict(lambda: defaultdict(list))
         for file in files:
             for line in read_lines(file):
-                if not any(mark in line.content for mark in _SIGNED_MARKS):
+                if not _SIGNED_MARK.search(line.content):
                     continue
                 try:
                     event, _ = parse(line.content)

@@ -55,6 +55,9 @@ class Updates:
         self._in_mean: dict[_Round, _Place] = {}
         self._done: dict[tuple[str, str], int] = {}
         """Last round that a server left behind, by server and job."""
+        self._answers: set[tuple[str, str, str]] = set()
+        """Of (server, job, site): an update was counted since the site's last task."""
+        self._twice: list[tuple[_Place, _Round]] = []
         self._vague: list[tuple[_Place, str]] = []
 
     def of_log(self, site: str, cut: bool) -> None:
@@ -93,12 +96,17 @@ class Updates:
                 self._unread.add(of)
             if success:
                 self._counted_rounds.add(of)
+                answer = (of.server, of.job, of.site)
+                if answer in self._answers:
+                    self._twice.append((place, of))
+                self._answers.add(answer)
         elif kind is Kind.AGGREGATED and success:
             self._leave(event.site, event.job_id, event.round)
             for site in event.participants or ():
                 self._in_mean.setdefault(_Round(event.site, event.job_id, event.round, site), place)
         elif kind is Kind.TASK_SENT and success:
             self._leave(event.site, event.job_id, event.round - 1)
+            self._answers.discard((event.site, event.job_id, event.peer or ""))
         elif kind is Kind.TASK_RECEIVED and success and event.peer:
             self._leave(event.peer, event.job_id, event.round - 1)
 
@@ -110,6 +118,9 @@ class Updates:
         """Tell of every update that only one end knows; of sites whose log is not there, nothing is said."""
         for place, detail in self._vague:
             findings.add(*place, FindingKind.UPDATE_NOT_RECORDED, detail)
+        for place, of in self._twice:
+            detail = f"round {of.number} of job {of.job!r}: a second update of {of.site!r} was counted for one task"
+            findings.add(*place, FindingKind.UPDATE_NEVER_SENT, detail)
         for update, place in self._counted.items():
             if self._has_all(update.of.site, update.of) and update not in self._sent:
                 detail = f"the server received {_name(update)} from {update.of.site!r}, whose log says nothing of it"

@@ -377,6 +377,38 @@ def test_a_renamed_file_is_a_missing_one(check: Check, logs: Path, name: str) ->
     assert check.kinds() == {"missing_file"}
 
 
+def test_a_task_without_its_checkpoint_is_a_warning(tmp_path: Path) -> None:
+    """A party that keeps nothing of its peer lets it write its log anew."""
+    federation = Federation(tmp_path / "logs")
+    federation.round(0)
+    federation.write("site-a", Kind.TASK_RECEIVED, peer="elsewhere", job_id="job-2", round=0)
+    federation.close()
+    (warning,) = verify([federation.folder], federation.root()).warnings
+    assert (warning.kind, "'elsewhere'" in warning.detail) == (FindingKind.PEER_CHECKPOINT_MISSING, True)
+
+
+def test_two_updates_for_one_task(tmp_path: Path) -> None:
+    """Both were sent, and both are in the server's log: the mean has one site twice."""
+    federation = Federation(tmp_path / "logs")
+    federation.round(0)
+    of = {"job_id": "job-1", "round": 0, "payload": describe({"w": ("float32", (2,), bytes(8))})}
+    federation.write("site-a", Kind.RESULT_SENT, peer="server", **of)
+    federation.write("server", Kind.UPDATE_RECEIVED, peer="site-a", **of)
+    federation.round(1)
+    federation.close()
+    assert [(kind, site) for kind, site, _ in found(federation)] == [(FindingKind.UPDATE_NEVER_SENT, "server")]
+
+
+def test_many_gaps_and_lines_out_of_order_take_no_square_of_the_time(tmp_path: Path) -> None:
+    """Every second event first, then the others: each is sought among at most so many gaps."""
+    log = AuditLog(tmp_path / "log", "site-a")
+    for _ in range(2500):
+        log.write(Kind.COMMAND, durable=False)
+    edit(log_files(log.folder)[0], lambda lines: lines.__setitem__(slice(None), lines[::2] + lines[1::2]))
+    kinds = {finding.kind for finding in verify([log.folder]).findings}
+    assert kinds == {FindingKind.MISSING_LINES, FindingKind.SWAPPED_LINES, FindingKind.MORE}
+
+
 def test_a_pipe_under_a_files_name_is_not_waited_for(check: Check, logs: Path) -> None:
     os.mkfifo(logs / "server/audit-000099.jsonl")
     with pytest.raises(VerifyError, match=r"audit-000099\.jsonl: no plain file"):
@@ -443,7 +475,7 @@ def test_nobody_else_can_answer_for_the_server(tmp_path: Path) -> None:
     [
         ("server", Kind.AGGREGATED, {"job_id": "job-1", "round": 1}),
         ("server", Kind.AGGREGATED, {"participants": {"site-a": 1}, "job_id": "job-1"}),
-        ("server", Kind.UPDATE_RECEIVED, {"peer": "site-a", "job_id": "job-1", "round": 0}),
+        ("server", Kind.UPDATE_RECEIVED, {"peer": "site-z", "job_id": "job-1", "round": 0}),
         ("site-a", Kind.RESULT_SENT, {"peer": "server"}),
     ],
 )
@@ -494,6 +526,7 @@ def test_a_torn_line_is_found_until_the_writer_marks_it(check: Check, logs: Path
     torn.write_bytes(b'{"acto_":')
     assert check.kinds() == {"torn_line", "cut_tail"}
     torn.unlink()
+    os.mkfifo(torn)  # would never end
     assert check.kinds() == {"torn_line"}
 
 
