@@ -75,6 +75,8 @@ class ChainVerifier:
         self._certificate: str | None = None
         self._anchored: dict[str, str] = {}
         """When a peer's checkpoint was kept last."""
+        self._signed = False
+        """Whether there is any checkpoint, good or bad."""
         self._unsigned: tuple[int, str] = (0, "")
         """How many events wait for a checkpoint, and the first one's time."""
 
@@ -204,6 +206,7 @@ class ChainVerifier:
         """What single kinds of events have to hold."""
         kind = event.event
         if kind is Kind.CHECKPOINT:
+            self._signed = True
             self._checkpoint(event, path, line)
             return
         count, since = self._unsigned
@@ -290,6 +293,9 @@ class ChainVerifier:
             )
             self._find(last.path, last.line, FindingKind.CUT_TAIL, detail)
         self._check_torn(opened_by_cut)
+        if self.trust.root is not None and not self._signed:
+            detail = f"no checkpoint is in it: nothing shows that {self.site!r} wrote it"
+            self._find(last.path, 0, FindingKind.UNSIGNED_LOG, detail)
         count, _ = self._unsigned
         if count:
             detail = f"the last {count} events are held by no checkpoint" + (

@@ -42,6 +42,8 @@ class FindingKind(str, Enum):
     UPDATE_NOT_RECORDED = "update_not_recorded"
     """The site sent it, or the server counted it, and the server's log does not have its arrival; or an event does not
     say of which update it is."""
+    UNSIGNED_LOG = "unsigned_log"
+    """No checkpoint at all, where certificates are to be checked: anybody can write such a log."""
     MORE = "more"
     """Findings beyond MOST_FINDINGS."""
     LOG_NOT_GIVEN = "log_not_given"

@@ -144,7 +144,9 @@ def _copy_logs(chains: Iterable[Chain], folder: Path) -> None:
             name = f"{base}-{number}"
         target.mkdir(parents=True)
         with alone_in(chain.folder):
-            torn = sorted(path for path in chain.folder.iterdir() if torn_number(path) is not None)
+            torn = sorted(
+                path for path in chain.folder.iterdir() if torn_number(path) is not None and not path.is_fifo()
+            )
             for source in (*chain.files, *torn):
                 if source.is_symlink() or (source not in torn and file_number(source) is None):
                     raise PacketError(f"{source}: expected a log's file under its own name, audit-000001.jsonl")

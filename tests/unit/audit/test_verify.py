@@ -377,6 +377,17 @@ def test_a_renamed_file_is_a_missing_one(check: Check, logs: Path, name: str) ->
     assert check.kinds() == {"missing_file"}
 
 
+def test_a_log_without_a_checkpoint_is_nobodys(tmp_path: Path) -> None:
+    """Whoever has no key can write one, and where a root is given, somebody wants to know whose it is."""
+    federation = Federation(tmp_path / "logs")
+    folder = federation.folder / "site-a"
+    assert verify([folder]).verified
+    (finding,) = verify([folder], federation.root()).findings
+    assert (finding.kind, Path(finding.file).parent) == (FindingKind.UNSIGNED_LOG, folder)
+    write_checkpoint(federation.logs["site-a"], federation.signers["site-a"])
+    assert verify([folder], federation.root()).verified
+
+
 def test_a_task_without_its_checkpoint_is_a_warning(tmp_path: Path) -> None:
     """A party that keeps nothing of its peer lets it write its log anew."""
     federation = Federation(tmp_path / "logs")
@@ -512,6 +523,7 @@ def test_an_update_that_the_server_refused_or_lost_is_told(tmp_path: Path) -> No
 def test_a_mean_of_sites_whose_updates_never_came(tmp_path: Path) -> None:
     federation = Federation(tmp_path / "logs")
     federation.write("server", Kind.AGGREGATED, job_id="job-1", round=0, participants={"site-z": 3})
+    federation.close()
     assert [kind for kind, *_ in found(federation)] == [FindingKind.UPDATE_NOT_RECORDED]
 
 

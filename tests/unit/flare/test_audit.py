@@ -339,6 +339,7 @@ def test_an_update_that_counts_has_the_hash_of_what_was_sent(gate: FedADAggregat
     assert (held.event, held.peer) == (Kind.PEER_CHECKPOINT, SITE)
     assert (came.event, came.outcome, came.peer, came.round) == (Kind.UPDATE_RECEIVED, Outcome.SUCCESS, SITE, 1)
     assert came.payload == written(site, Kind.RESULT_SENT)[0].payload
+    audit(context(server, CONFIG)).checkpoint()
     result = verify([SitePaths.of_kit(kit).audit for kit in (server, site)], site / "startup" / "rootCA.pem")
     assert result.findings == []
 
