@@ -92,3 +92,12 @@ def test_texts_of_a_log_do_not_reach_the_terminal(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert "\x1b[2J" not in result.output
         assert "\n[E:" not in result.output
+
+
+def test_a_folders_name_does_not_reach_the_terminal_in_an_error(tmp_path: Path) -> None:
+    """As it may come out of somebody's archive."""
+    folder = tmp_path / "\x1b[2J\u202e"
+    folder.mkdir()
+    result = run(folder)
+    assert result.exit_code == 2
+    assert "\\x1b[2J\\u202e: no log there" in result.output.replace("\n", "")
