@@ -79,7 +79,12 @@ def _print(result: Verification) -> None:
             "name it with --root-ca.",
             soft_wrap=True,
         )
-    answer = Text("Verified: nothing is wrong.", "green") if result.verified else Text("Not verified.", "red")
+    if not result.verified:
+        answer = Text("Not verified.", "red")
+    elif result.warnings:
+        answer = Text("Verified, with warnings: what they name, the logs cannot prove.", "yellow")
+    else:
+        answer = Text("Verified: nothing is wrong.", "green")
     console.print(answer)
 
 
