@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import log_tampering as tampering
 import pytest
 import yaml
 from pydicom.data import get_testdata_file
@@ -15,9 +16,10 @@ from pydicom.filereader import dcmread
 from support import job_of, photographs, records_of, small_config
 from typer.testing import CliRunner
 
-from fedad_components.audit.event import FIRST_PREV, Event, Kind, Outcome, line_hash, parse
+from fedad_components.audit.event import Event, Kind, Outcome
 from fedad_components.audit.findings import FindingKind
-from fedad_components.audit.reading import log_files, read
+from fedad_components.audit.keys import Signer
+from fedad_components.audit.reading import read
 from fedad_components.audit.verify import verify
 from fedad_components.cli.audit import app
 from fedad_components.demo.federation import HOST, SERVER, Federation
@@ -247,78 +249,47 @@ def test_a_site_that_cannot_write_its_log_sends_nothing(audited: Audited) -> Non
 # -- tampering with copies --------------------------------------------------------------------------------------------
 
 
-def rewrite(folder: Path, change: Callable[[list[bytes]], list[bytes]], *, chain: bool = False) -> None:
-    """Change a log's lines; with ``chain`` the hashes are made to fit again."""
-    (file,) = log_files(folder)
-    lines = change(file.read_bytes().split(b"\n")[:-1])
-    if chain:
-        prev, sound = FIRST_PREV, []
-        for seq, line in enumerate(lines):
-            event = parse(line).event.model_copy(update={"prev": prev, "seq": seq})
-            sound.append(event.line())
-            prev = line_hash(sound[-1])
-        lines = sound
-    file.write_bytes(b"".join(line + b"\n" for line in lines))
-
-
-def index(lines: list[bytes], kind: Kind) -> int:
-    return next(number for number, line in enumerate(lines) if parse(line).event.event is kind)
-
-
-def drop(kind: Kind) -> Callable[[list[bytes]], list[bytes]]:
-    def change(lines: list[bytes]) -> list[bytes]:
-        number = index(lines, kind)
-        return lines[:number] + lines[number + 1 :]
-
-    return change
-
-
-def flip(lines: list[bytes]) -> list[bytes]:
-    number = index(lines, Kind.RESULT_SENT)
-    return [*lines[:number], lines[number].replace(b'"tensors":', b'"tensorz":'), *lines[number + 1 :]]
-
-
-def cut(lines: list[bytes]) -> list[bytes]:
-    return lines[: index(lines, Kind.RESULT_SENT)]
-
-
-def never_sent(lines: list[bytes]) -> list[bytes]:
-    """The server counts another update of alpha than the one that alpha sent."""
-    number = next(
-        number
-        for number, line in enumerate(lines)
-        if (event := parse(line).event).event is Kind.UPDATE_RECEIVED and event.peer == "alpha"
-    )
-    event = parse(lines[number]).event
-    assert event.payload
-    forged = event.model_copy(update={"payload": event.payload.model_copy(update={"sha256": "f" * 64})})
-    return [*lines[:number], forged.line(), *lines[number + 1 :]]
-
-
 @pytest.mark.parametrize(
     ("party", "change", "chain", "expected"),
     [
-        ("alpha", flip, False, FindingKind.CHANGED_LINE),
-        ("alpha", drop(Kind.LEDGER_CHARGED), False, FindingKind.MISSING_LINES),
-        ("alpha", drop(Kind.LEDGER_CHARGED), True, FindingKind.PEER_CHECKPOINT_MISMATCH),
-        ("beta", cut, False, FindingKind.CUT_TAIL),
-        (SERVER, never_sent, True, FindingKind.UPDATE_NEVER_SENT),
-        (SERVER, never_sent, True, FindingKind.CHECKPOINT_MISMATCH),
-        (SERVER, drop(Kind.COMMAND), True, FindingKind.PEER_CHECKPOINT_MISMATCH),
+        ("alpha", tampering.flip, False, FindingKind.CHANGED_LINE),
+        ("alpha", tampering.drop(Kind.LEDGER_CHARGED), False, FindingKind.MISSING_LINES),
+        ("alpha", tampering.drop(Kind.LEDGER_CHARGED), True, FindingKind.PEER_CHECKPOINT_MISMATCH),
+        ("alpha", tampering.swap, False, FindingKind.SWAPPED_LINES),
+        ("alpha", tampering.repeat, False, FindingKind.REPEATED_LINE),
+        ("alpha", tampering.clock_ahead, True, FindingKind.CLOCK_BACK),
+        ("alpha", tampering.bad_signature, True, FindingKind.BAD_SIGNATURE),
+        ("beta", tampering.cut, False, FindingKind.CUT_TAIL),
+        (SERVER, tampering.never_sent, True, FindingKind.UPDATE_NEVER_SENT),
+        (SERVER, tampering.never_sent, True, FindingKind.CHECKPOINT_MISMATCH),
+        (SERVER, tampering.drop(Kind.UPDATE_RECEIVED, "beta"), True, FindingKind.UPDATE_NOT_RECORDED),
+        (SERVER, tampering.drop(Kind.COMMAND), True, FindingKind.PEER_CHECKPOINT_MISMATCH),
     ],
 )
 def test_tampering_is_found(
-    audited: Audited,
-    tmp_path: Path,
-    party: str,
-    change: Callable[[list[bytes]], list[bytes]],
-    chain: bool,
-    expected: FindingKind,
+    audited: Audited, tmp_path: Path, party: str, change: tampering.Change, chain: bool, expected: FindingKind
 ) -> None:
     copies = shutil.copytree(audited.copies, tmp_path / "copies")
-    rewrite(copies / party, change, chain=chain)
+    tampering.rewrite(copies / party, change, chain=chain)
+    assert expected in kinds_found(copies, party)
+
+
+@pytest.mark.parametrize(
+    ("forger", "expected"),
+    [("beta", FindingKind.WRONG_KEY), ("alpha", FindingKind.PEER_CHECKPOINT_MISMATCH)],
+)
+def test_a_forged_log_that_holds_in_itself_is_found(
+    audited: Audited, tmp_path: Path, forger: str, expected: FindingKind
+) -> None:
+    """A whole log made anew without a charge, every checkpoint signed again: by another party's key, or by its own."""
+    copies = shutil.copytree(audited.copies, tmp_path / "copies")
+    signer = Signer.from_kit(audited.federation.kit(forger))
+    tampering.rewrite(copies / "alpha", tampering.drop(Kind.LEDGER_CHARGED), chain=True, signer=signer)
+    assert expected in kinds_found(copies, "alpha")
+
+
+def kinds_found(copies: Path, party: str) -> set[FindingKind]:
+    """What is wrong with a party's log beside the others."""
     result = verify([copies / name for name in (SERVER, *SITES)], copies / "rootCA.pem")
     assert result.verified is False
-    assert expected in {finding.kind for finding in result.findings if party in Path(finding.file).parts}, (
-        result.findings
-    )
+    return {finding.kind for finding in result.findings if party in Path(finding.file).parts}
