@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     import torch
 
 
 _TEMPORARY = ".tmp"
+_BLOCK = 2**20
 
 
 class LockedError(RuntimeError):
@@ -29,13 +31,29 @@ def make_private_dir(path: str | Path) -> Path:
     return path
 
 
+def sha256_of(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def write_atomic(path: str | Path, content: bytes | Iterable[bytes]) -> None:
     """Replace ``path`` by a 0600 file of this content: a reader sees the old or the new one, also after a crash."""
+    with replacing(path) as file:
+        file.writelines([content] if isinstance(content, bytes) else content)
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """Write a 0600 file that takes the place of ``path`` once it is whole and on the disk; nothing does on an error."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedad_components.approval.content import JobContent, UnsafeJob
 from fedad_components.audit.access import ACCOUNT, account_name
-from fedad_components.audit.event import LONGEST_NAME, Actor, Count, Digest, Kind, Outcome, Time, now
+from fedad_components.audit.event import LONGEST_NAME, PLAIN_WORD, Actor, Count, Digest, Kind, Outcome, Time, now
 from fedad_components.audit.log import AuditLog
 from fedad_components.files import alone_in, make_private_dir, sync_folder, write_atomic
 
@@ -34,7 +34,6 @@ LONGEST_NOTE = 500
 SHORTEST_PREFIX = 12
 
 _REQUEST, _JOB, _NEW = "request.json", "job", ".new-"
-_WORD = re.compile(r"[A-Za-z0-9_.:@\-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DECISION = re.compile(r"decision-(\d{4})\.json")
 
@@ -57,7 +56,7 @@ def _one_line(text: str) -> str:
 
 def _word(text: object) -> str | None:
     """A name from outside, as it may stand in the log: nothing that could be a sentence."""
-    return text if isinstance(text, str) and _WORD.fullmatch(text) else None
+    return text if isinstance(text, str) and PLAIN_WORD.fullmatch(text) else None
 
 
 class _File(BaseModel):

@@ -7,6 +7,7 @@ is a word of ours with a message of ours: never the text of somebody's exception
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Hashable
 from datetime import datetime, timezone
 from enum import Enum
@@ -22,6 +23,9 @@ FIRST_PREV = "0" * 64
 """``prev`` of a chain's first event."""
 LONGEST_NAME = 256
 LONGEST_REASON = 1000
+
+PLAIN_WORD = re.compile(r"[A-Za-z0-9_.:@\-]{1,128}")
+"""A name from outside that may stand in an event as it is: nothing that could be a sentence."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]

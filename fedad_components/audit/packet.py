@@ -26,7 +26,7 @@ from fedad_components.audit.keys import load_root
 from fedad_components.audit.reading import BadLine, Chain, file_number, find_chains, read, read_lines, torn_number
 from fedad_components.audit.report import Report, make_report, render
 from fedad_components.audit.sbom import sbom
-from fedad_components.files import alone_in, sync_folder
+from fedad_components.files import alone_in, replacing, sha256_of
 
 METADATA = "ro-crate-metadata.json"
 LOGS, REPORT, VERIFICATION, SBOM = "logs", "report.html", "verification.json", "sbom.cdx.json"
@@ -285,7 +285,7 @@ def _entity(folder: Path, name: str) -> dict[str, Any]:
         "name": path.name,
         "contentSize": str(path.stat().st_size),
         "encodingFormat": _TYPES.get(path.suffix, "application/octet-stream"),
-        "sha256": _sha256(path),
+        "sha256": sha256_of(path),
     }
 
 
@@ -298,23 +298,13 @@ def _files(folder: Path) -> list[str]:
 
 def _zip(folder: Path, files: Sequence[str], out: Path) -> None:
     """Sorted, without times, owners or rights: the same files are the same bytes."""
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as stream:
-            with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-                for name in files:
-                    info = zipfile.ZipInfo(name, _DATE)
-                    info.compress_type, info.external_attr, info.create_system = zipfile.ZIP_DEFLATED, 0o600 << 16, 3
-                    _refuse_key(folder / name)
-                    with (folder / name).open("rb") as source, archive.open(info, "w", force_zip64=True) as target:
-                        shutil.copyfileobj(source, target, _BLOCK)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part, out)
-    finally:
-        part.unlink(missing_ok=True)
-    sync_folder(out.parent)
+    with replacing(out) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in files:
+            info = zipfile.ZipInfo(name, _DATE)
+            info.compress_type, info.external_attr, info.create_system = zipfile.ZIP_DEFLATED, 0o600 << 16, 3
+            _refuse_key(folder / name)
+            with (folder / name).open("rb") as source, archive.open(info, "w", force_zip64=True) as target:
+                shutil.copyfileobj(source, target, _BLOCK)
 
 
 def _refuse_key(path: Path) -> None:
@@ -343,14 +333,6 @@ def _write(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8") + b"\n"
-
-
-def _sha256(path: Path) -> str:
-    digest = sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _events(paths: Sequence[Path]) -> Iterator[Event]:

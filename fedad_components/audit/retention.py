@@ -21,7 +21,7 @@ from fedad_components.audit.keys import Signer
 from fedad_components.audit.log import AuditLog, Place
 from fedad_components.audit.reading import find_chains, log_files, read, torn_number, torn_reason
 from fedad_components.audit.verify import verify
-from fedad_components.files import alone_in, make_private_dir, sync_folder, write_atomic
+from fedad_components.files import alone_in, make_private_dir, sha256_of, sync_folder, write_atomic
 
 YEARS = 6
 """HIPAA, 45 CFR 164.316(b)(2)(i): from the date of its creation."""
@@ -182,7 +182,7 @@ def _read(path: Path) -> OldFile:
         raise RetentionError(f"{path}: no event in it; see `fedad audit verify`")
     beside = sorted(file for file in path.parent.iterdir() if torn_number(file) is not None)
     torn = tuple(file for file in beside if torn_reason(file.name, file.read_bytes()) in named)
-    return OldFile(path, first, last, root, newest, _digest(path), torn)
+    return OldFile(path, first, last, root, newest, sha256_of(path), torn)
 
 
 def _copy(path: Path, archive: Path, expected: str | None) -> None:
@@ -192,16 +192,12 @@ def _copy(path: Path, archive: Path, expected: str | None) -> None:
     if expected is not None and digest != expected:
         raise RetentionError(f"{path}: changed meanwhile; it stays")
     if os.path.lexists(target):
-        if target.is_symlink() or _digest(target) != digest:
+        if target.is_symlink() or sha256_of(target) != digest:
             raise RetentionError(f"{target}: another file of that name; give each party an archive of its own")
         return
     write_atomic(target, content)
-    if _digest(target) != digest:
+    if sha256_of(target) != digest:
         raise RetentionError(f"{target}: not as it was written; the original stays, look at that disk")
-
-
-def _digest(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
 
 
 def _hold(folder: Path) -> str | None:

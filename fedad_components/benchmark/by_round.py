@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,10 +16,7 @@ from fedad_components.benchmark.logged import BY_ROUND, SiteScores
 from fedad_components.benchmark.wbc import Laboratories
 from fedad_components.config import FedADConfig
 from fedad_components.evaluation.features import extract_features
-from fedad_components.evaluation.folds import folds
-from fedad_components.evaluation.images import LabelledFeatures
-from fedad_components.evaluation.protocols import N_FOLDS, fit_neighbours
-from fedad_components.evaluation.scores import Scores, scores_of
+from fedad_components.evaluation.protocols import neighbours_within
 from fedad_components.fedsd.model import build_extractor
 from fedad_components.fedsd.state import extractor_part, load_wire_state
 
@@ -54,16 +50,6 @@ class ByRound:
                     round=round_number,
                     laboratory=images.name,
                     unseen=images is target,
-                    scores=cross_validated(features, self._config.seed),
+                    scores=neighbours_within(features, self._config.seed),
                 )
                 file.write(scores.model_dump_json() + "\n")
-
-
-def cross_validated(data: LabelledFeatures, seed: int) -> Scores:
-    """k-NN inside one laboratory, no patient on both sides; the scores of all folds' predictions together."""
-    classes = sorted(set(data.labels))
-    probability = np.zeros((len(data), len(classes)))
-    for train_rows, test_rows in folds(data, N_FOLDS, seed, "cross-validation"):
-        train, test = data.take(train_rows), data.take(test_rows)
-        probability[test_rows] = fit_neighbours(train.x, train.labels).probability(test.x, classes)
-    return scores_of(data.labels, probability, classes)

@@ -118,8 +118,6 @@ class Preset:
     base_channels: int = 64
     stem: str = "auto"
     amp: str = "auto"
-    settings: Mapping[str, Any] = field(default_factory=lambda: LEARNABLE)
-    """Of every row, unless it says otherwise."""
     protocols: tuple[str, ...] = ("source", "target", "few-shot", "knn")
 
 
@@ -152,7 +150,7 @@ def configuration(variant: Variant, preset: Preset, seed: int, sites: int) -> Fe
         },
         "federation": {"rounds": preset.rounds, "min_sites": 1 if variant.training == "pooled" else sites},
     }
-    return FedADConfig.parse(_merged(_merged(base, preset.settings), variant.settings))
+    return FedADConfig.parse(_merged(_merged(base, LEARNABLE), variant.settings))
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

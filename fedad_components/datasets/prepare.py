@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import hashlib
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from fedad_components.datasets.rows import Row, find_tables, read_rows
 from fedad_components.datasets.spec import PARTS, SPLIT, DataSetSpec, PrepareError
 from fedad_components.datasets.split import Item, divide
 from fedad_components.datasets.tally import Tally
-from fedad_components.files import make_private_dir, write_atomic
+from fedad_components.files import make_private_dir, sha256_of, write_atomic
 from fedad_components.imaging.catalogue import VERSION, Catalogue
 
 CATALOGUE, RECORD, IMAGES = "catalogue.yaml", "prepared.json", "images"
@@ -106,7 +105,7 @@ def prepare(
     prepared = Prepared(spec, out / CATALOGUE, partial and tally.images < spec.images.least, tally.images, summary)
     _write_catalogue(prepared, entries)
     tables = find_tables(spec, source, partial).values()
-    record = prepared.to_json() | {"finished": True, "tables_sha256": {path.name: _sha256(path) for path in tables}}
+    record = prepared.to_json() | {"finished": True, "tables_sha256": {path.name: sha256_of(path) for path in tables}}
     write_atomic(out / RECORD, json.dumps(record, indent=2).encode("utf-8"))
     return prepared
 
@@ -264,11 +263,3 @@ def _write_catalogue(prepared: Prepared, entries: dict[str, Any]) -> None:
     body = yaml.safe_dump({"version": VERSION, "data_sets": entries}, sort_keys=False, allow_unicode=True)
     write_atomic(prepared.catalogue, (head + body).encode("utf-8"))
     Catalogue.load(prepared.catalogue)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()

@@ -22,7 +22,7 @@ from fedad_components.evaluation.folds import folds
 from fedad_components.evaluation.images import LabelledFeatures, LabelledImages, refuse_shared_pixels
 from fedad_components.evaluation.probe import Fitted, ProbeError, fit_logistic
 from fedad_components.evaluation.results import Detail, Evaluation, Repeats, Result
-from fedad_components.evaluation.scores import bootstrap, confusion_of, roc_of, scores_of
+from fedad_components.evaluation.scores import Scores, bootstrap, confusion_of, roc_of, scores_of
 from fedad_components.fedsd.seeds import stream_seed
 
 N_FOLDS = 5
@@ -184,9 +184,7 @@ def within(target: LabelledFeatures, seed: int) -> Result:
     """
     classes = sorted(set(target.labels))
     parts = list(_crossed(target, fit_logistic, classes, seed))
-    probability = np.zeros((len(target), len(classes)))
-    for part in parts:
-        probability[part.rows] = part.probability
+    probability = _together(parts, len(target), classes)
     return Result(
         name=Protocol.TARGET.value,
         transductive=False,
@@ -197,6 +195,13 @@ def within(target: LabelledFeatures, seed: int) -> Result:
         detail=_detail(target, probability, classes, seed),
         folds=Repeats.of([scores_of(part.true, part.probability, classes) for part in parts]),
     )
+
+
+def neighbours_within(data: LabelledFeatures, seed: int) -> Scores:
+    """k-NN inside one data set, by the folds and in the way of :func:`within`; it fits nothing, and is cheap."""
+    classes = sorted(set(data.labels))
+    parts = list(_crossed(data, fit_neighbours, classes, seed))
+    return scores_of(data.labels, _together(parts, len(data), classes), classes)
 
 
 def few_shot(target: LabelledFeatures, shots: int, seed: int, n_draws: int = DRAWS) -> Result:
@@ -278,6 +283,14 @@ def _crossed(data: LabelledFeatures, fit: Fit, classes: Sequence[str], seed: int
         train, test = data.take(train_rows), data.take(test_rows)
         fitted = fit(train.x, train.labels)
         yield _Fold(test_rows, test.labels, fitted.probability(test.x, classes), len(train), fitted.converged)
+
+
+def _together(parts: Sequence[_Fold], count: int, classes: Sequence[str]) -> npt.NDArray[np.float64]:
+    """All folds' predictions, ``(count, len(classes))``: each image was tested in one of them."""
+    probability = np.zeros((count, len(classes)))
+    for part in parts:
+        probability[part.rows] = part.probability
+    return probability
 
 
 def _detail(

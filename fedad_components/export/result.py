@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fedad_components import records
 from fedad_components.config import FedADConfig
 from fedad_components.evaluation.results import Evaluation
 from fedad_components.fedsd.model import has_small_stem
+from fedad_components.files import sha256_of
 from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
 from fedad_components.records import RoundRecord, read_records
 from fedad_components.wire import SILENT_MODES
@@ -101,7 +101,7 @@ class JobResult:
 
 def _sha256(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return sha256_of(path)
     except OSError as error:
         raise ExportError(
             f"{path}: cannot be read ({error.strerror}): expected the folder 'fedad' of a downloaded job"

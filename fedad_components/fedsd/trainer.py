@@ -99,7 +99,7 @@ def uses_bf16(amp: str, device: torch.device) -> bool:
     native = amp != "off" and native_bf16(device)
     if amp == "bf16" and not native:
         raise TrainingError(f"training.amp is 'bf16', which this {device.type} does not compute natively: use 'auto'")
-    return native if amp == "bf16" else native and device.type == "cuda"
+    return native and (amp == "bf16" or device.type == "cuda")
 
 
 class Batch(NamedTuple):

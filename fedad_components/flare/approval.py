@@ -138,11 +138,11 @@ class _NoLauncher(JobLauncherSpec):
         raise RuntimeError("this site does not start the job: its log says why")
 
 
-def _check_signer(archive: bytes, meta: dict[str, Any], root: Path) -> None:
-    """FLARE only asks whether somebody of the consortium has signed.
+def signers_of(archive: bytes, root: Path) -> list[str]:
+    """Who signed an app throughout, under the consortium's root, by name; nobody if a file is not signed.
 
     Raises:
-        UnsafeJob: if it is not one signer, or another one than the submitter.
+        UnsafeJob: if the archive cannot be unpacked.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -150,9 +150,19 @@ def _check_signer(archive: bytes, meta: dict[str, Any], root: Path) -> None:
         except Exception as error:  # as in FLARE's own deployer
             raise UnsafeJob("an archive that cannot be read whole", type(error).__name__) from None
         verified, signers = verify_folder_signature_and_get_signers(folder, str(root))
-    if not verified or len({name for name, *_ in signers}) != 1:
+    return sorted({name for name, *_ in signers}) if verified else []
+
+
+def _check_signer(archive: bytes, meta: dict[str, Any], root: Path) -> None:
+    """FLARE only asks whether somebody of the consortium has signed.
+
+    Raises:
+        UnsafeJob: if it is not one signer, or another one than the submitter.
+    """
+    signers = signers_of(archive, root)
+    if len(signers) != 1:
         raise UnsafeJob("not signed, throughout and by one person, with a certificate of this consortium")
-    signer, submitter = signers[0][0], meta.get(JobMetaKey.SUBMITTER_NAME.value)
+    signer, submitter = signers[0], meta.get(JobMetaKey.SUBMITTER_NAME.value)
     if signer != submitter:
         raise UnsafeJob(
             "signed by somebody else than its submitter", f"signer {shown(signer)}, submitter {shown(submitter)}"

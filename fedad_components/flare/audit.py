@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import sha256
@@ -21,7 +20,16 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from fedad_components.audit.checkpoint import CheckpointError, accept_peer, write_checkpoint
-from fedad_components.audit.event import LONGEST_NAME, Actor, Event, Kind, Outcome, Payload, SignedCheckpoint
+from fedad_components.audit.event import (
+    LONGEST_NAME,
+    PLAIN_WORD,
+    Actor,
+    Event,
+    Kind,
+    Outcome,
+    Payload,
+    SignedCheckpoint,
+)
 from fedad_components.audit.keys import KeysError, Signer, root_of_kit
 from fedad_components.audit.log import AuditError, AuditLog
 from fedad_components.audit.payload import Tensor, describe
@@ -37,8 +45,6 @@ logger = logging.getLogger(__name__)
 JOB_AUDIT_ID = "fedad_job_audit"
 """Component id of :class:`JobAudit` in ``privacy.json``."""
 
-_WORD = re.compile(r"[A-Za-z0-9_.:@\-]{1,128}")
-
 
 def hashed(text: str) -> str:
     """A name that can say anything, as it may stand in the log."""
@@ -47,7 +53,7 @@ def hashed(text: str) -> str:
 
 def word(text: Any) -> str:
     """A name from outside, as it may stand in the log; of one with spaces or other characters only its hash."""
-    return str(text) if _WORD.fullmatch(str(text)) else hashed(str(text))
+    return str(text) if PLAIN_WORD.fullmatch(str(text)) else hashed(str(text))
 
 
 def actor(name: str | None, org: str | None = None, role: str | None = None) -> Actor | None:

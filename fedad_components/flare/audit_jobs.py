@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
 from nvflare.apis.job_def import JobMetaKey, RunStatus
-from nvflare.fuel.utils.zip_utils import unzip_all_from_bytes
-from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from fedad_components.approval.content import JobContent, UnsafeJob
 from fedad_components.audit.event import Actor, Kind, Outcome
 from fedad_components.config import NAME_PATTERN
+from fedad_components.flare.approval import signers_of
 from fedad_components.flare.audit import actor, audit, hashed, word
 
 _PATHS = re.compile(r"(?:(?:config/)?config_fed_(?:server|client)\.json)|meta\.json")
@@ -56,12 +54,9 @@ def content_fields(app: str, archive: bytes, meta: dict[str, Any], root: Path) -
 
 
 def _signers(archive: bytes, meta: dict[str, Any], root: Path) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        unzip_all_from_bytes(archive, folder)
-        verified, signers = verify_folder_signature_and_get_signers(folder, str(root))
-    if not verified or not signers:
+    names = signers_of(archive, root)
+    if not names:
         return "not signed throughout under the consortium's root"
-    names = sorted({name for name, *_ in signers})
     if names == [meta.get(JobMetaKey.SUBMITTER_NAME.value)]:
         return "signed by its submitter"
     return f"signed by {', '.join(map(word, names[:5]))}, not by its submitter"

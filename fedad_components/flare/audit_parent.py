@@ -26,6 +26,7 @@ from fedad_components.audit.ending import AuditError
 from fedad_components.audit.event import Event, EventError, Kind, Outcome, Policy, parse
 from fedad_components.audit.keys import check_certificate
 from fedad_components.audit.reading import lines_backwards, log_files
+from fedad_components.files import sha256_of
 from fedad_components.flare.audit import Party, Record, party_of, word
 from fedad_components.flare.audit_access import record_commands, record_sign_ins, record_sites
 from fedad_components.flare.audit_jobs import content_fields, job_fields
@@ -155,7 +156,7 @@ def write_start(party: Party) -> None:
     """
     record, last = Record(party, {}), last_start(party)
     policy = SitePaths.of_kit(party.kit).policy
-    digest = _digest(policy) if policy.is_file() else None
+    digest = sha256_of(policy) if policy.is_file() else None
     certificate = party.signer.certificate
     if last and last.certificate != certificate:
         record.write(Kind.CERTIFICATE_CHANGED, certificate=certificate)
@@ -199,7 +200,7 @@ def package_digest() -> str:
     root = Path(__file__).parents[1]
     digest = sha256()
     for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0{_digest(path)}\n".encode())
+        digest.update(f"{path.relative_to(root).as_posix()}\0{sha256_of(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -211,8 +212,4 @@ def kit_files(kit: Path) -> Iterator[tuple[str, str]]:
     found += [*local.glob("*.json"), *local.glob("*.json.default"), site.policy, site.catalogue]
     for path in sorted(found):
         if path.is_file():
-            yield path.relative_to(kit).as_posix(), _digest(path)
-
-
-def _digest(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
+            yield path.relative_to(kit).as_posix(), sha256_of(path)

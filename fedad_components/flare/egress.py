@@ -6,7 +6,6 @@ other paths is held by ``channels.py``, without which nothing passes here either
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 from nvflare.apis.dxo import DXO
@@ -17,6 +16,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from fedad_components.audit.event import Kind, Outcome, Policy
 from fedad_components.audit.log import AuditError
+from fedad_components.files import sha256_of
 from fedad_components.flare.audit import Record, audit, payload
 from fedad_components.flare.channels import JOB_CHANNELS_ID, JobChannels
 from fedad_components.flare.context import (
@@ -140,7 +140,7 @@ def _write_result(record: Record, tensors: dict[str, Any], meta: ResultMeta, fl_
         payload=payload(tensors),
         policy=Policy(
             filters=[type(item).__name__ for item in filters],
-            digest=sha256(policy.read_bytes()).hexdigest() if policy.exists() else None,
+            digest=sha256_of(policy) if policy.exists() else None,
         ),
         privacy=fl_ctx.get_prop(PRIVACY_PROP),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedad_components.cli.audit.opening import OptionError, check_out, name_bad_lines, open_logs
+from fedad_components.cli.audit.opening import LogPaths, OptionError, check_out, name_bad_lines, open_logs
 from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ class Content(str, Enum):
 
 
 def export(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="Log files, a party's folder, or a folder with the folders of several."),
-    ],
+    paths: LogPaths,
     format_: Annotated[
         Format,
         typer.Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,12 +14,31 @@ if TYPE_CHECKING:
     from fedad_components.audit.event import Event, Kind
     from fedad_components.audit.reading import BadLine
 
+LogPaths = Annotated[
+    list[Path],
+    typer.Argument(metavar="PATH...", help="Log files, a party's folder, or a folder with the folders of several."),
+]
+RootCertificate = Annotated[
+    Path | None,
+    typer.Option("--root-ca", metavar="FILE", help="The consortium's root certificate: rootCA.pem of any kit."),
+]
+
 INCOMPLETE = 3
 """Exit code: done, without lines that are no events."""
 
 
 class OptionError(ValueError):
     """Options that do not go together, or a file that must not be written; the message says which."""
+
+
+def check_new(out: Path) -> None:
+    """What is written must replace nothing.
+
+    Raises:
+        OptionError: otherwise.
+    """
+    if out.exists() or out.is_symlink():
+        raise OptionError(f"{out}: exists; choose another name")
 
 
 def check_out(out: Path, paths: Sequence[Path]) -> None:
@@ -31,8 +50,7 @@ def check_out(out: Path, paths: Sequence[Path]) -> None:
     """
     from fedad_components.audit.reading import find_chains
 
-    if out.exists() or out.is_symlink():
-        raise OptionError(f"{out}: exists; choose another name")
+    check_new(out)
     if not out.parent.is_dir():
         raise OptionError(f"{out.parent}: there is no such folder")
     if out.parent.resolve() in {chain.folder.resolve() for chain in find_chains(paths)}:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedad_components.cli.audit.opening import OptionError, check_out, log_access
+from fedad_components.cli.audit.opening import LogPaths, OptionError, RootCertificate, check_out, log_access
 from fedad_components.cli.messages import complain
 
 EPILOG = (
@@ -20,16 +20,10 @@ EPILOG = (
 
 
 def packet(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="Log files, a party's folder, or a folder with the folders of several."),
-    ],
+    paths: LogPaths,
     job: Annotated[str, typer.Option(metavar="ID", help="The job's id, as in the logs.")],
     out: Annotated[Path, typer.Option(metavar="FILE.zip", help="File to write; it must not exist.")],
-    root_ca: Annotated[
-        Path | None,
-        typer.Option("--root-ca", metavar="FILE", help="The consortium's root certificate: rootCA.pem of any kit."),
-    ] = None,
+    root_ca: RootCertificate = None,
     result: Annotated[
         Path | None,
         typer.Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from fedad_components.audit.event import Kind, Outcome
-from fedad_components.cli.audit.opening import name_bad_lines, open_logs
+from fedad_components.cli.audit.opening import LogPaths, name_bad_lines, open_logs
 from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
@@ -26,10 +25,7 @@ EPILOG = (
 
 
 def query(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="Log files, a party's folder, or a folder with the folders of several."),
-    ],
+    paths: LogPaths,
     site: Annotated[
         list[str] | None, typer.Option(help="Party whose log it is. May be repeated, as the others.")
     ] = None,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedad_components.cli.audit.opening import OptionError, log_access
+from fedad_components.cli.audit.opening import OptionError, check_new, log_access
 from fedad_components.cli.messages import complain
 
 EPILOG = (
@@ -44,8 +44,7 @@ def record(
     try:
         if not gdpr_art30:
             raise OptionError("which record? There is one: --gdpr-art30")
-        if out.exists() or out.is_symlink():
-            raise OptionError(f"{out}: exists; choose another name")
+        check_new(out)
         logs = [folder for kit in kits if (folder := kit.joinpath(*LIVE)).is_dir() and log_files(folder)]
         if logs:
             log_access(logs, Kind.LOG_READ, "audit record")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedad_components.cli.audit.opening import OptionError, check_out, log_access
+from fedad_components.cli.audit.opening import LogPaths, OptionError, RootCertificate, check_out, log_access
 from fedad_components.cli.messages import complain
 
 EPILOG = (
@@ -21,15 +21,9 @@ EPILOG = (
 
 
 def report(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="Log files, a party's folder, or a folder with the folders of several."),
-    ],
+    paths: LogPaths,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="File to write; it must not exist.")],
-    root_ca: Annotated[
-        Path | None,
-        typer.Option("--root-ca", metavar="FILE", help="The consortium's root certificate: rootCA.pem of any kit."),
-    ] = None,
+    root_ca: RootCertificate = None,
 ) -> None:
     """Write a page for a person: what ran, what left each site, who was refused, and whether the logs hold.
 

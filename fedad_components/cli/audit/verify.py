@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedad_components.cli.audit.opening import LogPaths, RootCertificate
 from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
@@ -25,14 +25,8 @@ EPILOG = (
 
 
 def verify(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="Log files, a party's folder, or a folder with the folders of several."),
-    ],
-    root_ca: Annotated[
-        Path | None,
-        typer.Option("--root-ca", metavar="FILE", help="The consortium's root certificate: rootCA.pem of any kit."),
-    ] = None,
+    paths: LogPaths,
+    root_ca: RootCertificate = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Verify copies of the compliance logs, away from the system.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from skimage import data
 
-from fedad_components.benchmark.by_round import ByRound, cross_validated
+from fedad_components.benchmark.by_round import ByRound
 from fedad_components.benchmark.figures import draw_all
 from fedad_components.benchmark.logged import RunsError, read_runs
 from fedad_components.benchmark.wbc import Laboratories
@@ -19,6 +19,7 @@ from fedad_components.config import FedADConfig
 from fedad_components.evaluation.features import extract_features
 from fedad_components.evaluation.folds import folds
 from fedad_components.evaluation.images import LabelledFeatures, LabelledImages
+from fedad_components.evaluation.protocols import neighbours_within
 from fedad_components.fedsd.state import load_extractor, save_extractor
 from fedad_components.fedsd.trainer import LocalTrainer
 from fedad_components.records import append_record
@@ -70,7 +71,7 @@ def test_the_last_round_is_the_exported_extractor(run: Path) -> None:
     for point in logged.by_round[3:]:
         images = laboratory(point.laboratory)
         features = images.features(extract_features(extractor, images.images, 32))
-        assert point.scores == cross_validated(features, CONFIG.seed)
+        assert point.scores == neighbours_within(features, CONFIG.seed)
 
 
 def test_each_image_is_judged_by_its_neighbours_in_the_other_folds() -> None:
@@ -87,7 +88,7 @@ def test_each_image_is_judged_by_its_neighbours_in_the_other_folds() -> None:
             for place in np.argsort(-similarity)[:20]:
                 votes[labels[train[place]]] += np.exp(similarity[place] / 0.07)
             right += max(votes, key=lambda name: votes[name]) == labels[row]
-    assert cross_validated(features, 0).accuracy == pytest.approx(right / 90)
+    assert neighbours_within(features, 0).accuracy == pytest.approx(right / 90)
     assert 45 < right < 90
 
 
