@@ -50,10 +50,11 @@ test: $(STAMP) ## every test (real image files are read from $FEDAD_DATA where i
 test-fast: $(STAMP) ## the tests that start no process
 	$(BIN)/python -m pytest tests/unit -m "not slow"
 
-check: $(STAMP) ## lint, format and types
+check: $(STAMP) ## lint, format, types, and that all tests can be collected together
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --collect-only -qq tests >/dev/null
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
