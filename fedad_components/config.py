@@ -1,7 +1,8 @@
-"""Every default of FedAD, typed and validated, written once.
+"""What every experiment configures, and every default of FedAD, typed and validated, written once.
 
 The job folder, the documentation (``docs/configuration.md``) and the command line are generated from these classes.
 Values are the paper's; those its missing Table 3 would have held are derived from its figures and marked *derived*.
+HistoFL's own settings are in ``mil/config.py``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedad_components.methods import METHODS, MethodName
+from fedad_components.privacy.policy import Rule
+from fedad_components.reports import ValidationCounts
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -26,15 +29,21 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names that become file names on a site or server: no separators, no leading dot."""
 
 
+INVALID = "invalid FedAD configuration:\n"
+"""Begins the message about wrong keys, a line each."""
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names the key, the value and what was expected."""
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """One object of a configuration: unknown keys, and values of another type, are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class InitialWeights(_Section):
+class InitialWeights(Section):
     """Weights that every site starts from, as a file that the consortium supplies to the server."""
 
     file: str = Field(
@@ -45,7 +54,7 @@ class InitialWeights(_Section):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of that file; another file is refused")
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Extractor f(x; theta): torchvision's ResNet-18 without its last layer, 512 features (256 at half its width)."""
 
     image_size: int = Field(
@@ -75,7 +84,7 @@ class ModelConfig(_Section):
         return self
 
 
-class LossConfig(_Section):
+class LossConfig(Section):
     """FedSD, Eqs. 2-4."""
 
     temperature: Positive = Field(0.1, description="tau of NT-Xent, Eq. 2 (derived)")
@@ -130,7 +139,7 @@ class LossConfig(_Section):
         return self
 
 
-class ATSAConfig(_Section):
+class ATSAConfig(Section):
     """Adaptive teacher-student alignment, Eqs. 5-6 and Algorithm 1."""
 
     schedule: Literal["atsa", "fixed"] = Field("atsa", description="fixed: lambda_t = lambda_fixed in every round")
@@ -153,7 +162,7 @@ class ATSAConfig(_Section):
         return self
 
 
-class ViewsConfig(_Section):
+class ViewsConfig(Section):
     """SimCLR's augmentation; parameters are drawn for each view."""
 
     crop_scale_min: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
@@ -184,10 +193,16 @@ class ViewsConfig(_Section):
         return value
 
 
-class TrainingConfig(_Section):
-    """Local training of one round, Algorithm 1."""
+class LocalTraining(Section):
+    """What local training has in every algorithm."""
 
     epochs: int = Field(3, ge=1, le=1000, description="local epochs E in a round")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: CUDA where there is one")
+
+
+class TrainingConfig(LocalTraining):
+    """Local training of one round, Algorithm 1."""
+
     batch_size: int = Field(64, ge=2, le=4096, description="images in a batch; a batch holds two views of each")
     learning_rate: Positive = Field(5e-4, description="Adam's learning rate; the optimiser is fresh in each round")
     weight_decay: NonNegative = Field(1e-5, description="Adam's L2 penalty")
@@ -195,7 +210,6 @@ class TrainingConfig(_Section):
     max_images: int = Field(
         0, ge=0, description="0: all images of the data set; n: a seeded subset of n, the same in each round"
     )
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: CUDA where there is one")
     amp: Literal["auto", "bf16", "off"] = Field(
         "auto",
         description="auto: bf16 autocast where the GPU supports it; bf16: also on a CPU, which has to support it",
@@ -205,10 +219,8 @@ class TrainingConfig(_Section):
     )
 
 
-class PrivacyConfig(_Section):
-    """What a site adds so that what it sends reveals little about its patients. docs/privacy.md says which mode proves
-    what; a site's ``policy.yaml`` bounds every key.
-    """
+class PrivacyConfig(Section):
+    """What a site adds so that what it sends reveals little about its patients, in every algorithm."""
 
     mode: Literal["none", "dp_sgd", "weight_noise", "client_dp"] = Field(
         "none",
@@ -229,10 +241,23 @@ class PrivacyConfig(_Section):
         description="dp_sgd: what is protected; patient: all images of a patient; bundle: all images of the patients "
         "that a keyed hash puts together. The site's catalogue declares how many units there are",
     )
+    units_per_step: int = Field(32, ge=1, le=1_000_000, description="dp_sgd: expected units in a step")
+    weight_noise_alpha: Positive = Field(
+        0.1, description="weight_noise: alpha, the noise over each tensor's standard deviation"
+    )
+    force_small_federation: bool = Field(
+        False, description="client_dp: run it also where the noise will drown the update"
+    )
+
+
+class ImagePrivacyConfig(PrivacyConfig):
+    """What a site adds so that what it sends reveals little about its patients. docs/privacy.md says which mode proves
+    what; a site's ``policy.yaml`` bounds every key.
+    """
+
     unit_size: int = Field(
         8, ge=2, le=4096, description="dp_sgd: most images of a unit that a step uses, drawn anew in each step"
     )
-    units_per_step: int = Field(32, ge=1, le=1_000_000, description="dp_sgd: expected units in a step")
     trainable: Literal["all", "affine_and_head"] = Field(
         "all", description="dp_sgd: all weights, or only the normalisation layers' scale and shift, and the head"
     )
@@ -242,15 +267,9 @@ class PrivacyConfig(_Section):
     public_data_set: str | None = Field(
         None, pattern=NAME_PATTERN, description="data-set id of the public images for negatives: public"
     )
-    weight_noise_alpha: Positive = Field(
-        0.1, description="weight_noise: alpha, the noise over each tensor's standard deviation"
-    )
-    force_small_federation: bool = Field(
-        False, description="client_dp: run it also where the noise will drown the update"
-    )
 
     @model_validator(mode="after")
-    def _public_images(self) -> PrivacyConfig:
+    def _public_images(self) -> ImagePrivacyConfig:
         if (self.negatives == "public") != (self.public_data_set is not None):
             raise ValueError(
                 f"negatives {self.negatives!r} with public_data_set {self.public_data_set!r}: expected a public data "
@@ -259,7 +278,7 @@ class PrivacyConfig(_Section):
         return self
 
 
-class BaselinesConfig(_Section):
+class BaselinesConfig(Section):
     """What the methods beside FedAD have for parameters of their own; each is read by one ``method``."""
 
     prox_mu: NonNegative = Field(0.01, description="fedprox_ssl: mu of the proximal term")
@@ -280,7 +299,7 @@ class BaselinesConfig(_Section):
     dis_weight: NonNegative = Field(0.2, description="feddis: weight of shape consistency and of latent orthogonality")
 
 
-class FederationConfig(_Section):
+class FederationConfig(Section):
     """Who takes part, when, and what is on the wire."""
 
     experiment: str = Field(
@@ -305,22 +324,145 @@ class FederationConfig(_Section):
     max_samples: int = Field(10_000_000, ge=1, description="a site's sample count above this is refused as absurd")
 
 
-class FedADConfig(_Section):
-    """The whole configuration of an experiment: what a job carries, and what sites and server compare by digest."""
+SILENT_MODES = frozenset({"dp_sgd", "client_dp"})
+"""Modes of privacy in which nothing about the data leaves with the weights: no count, no loss."""
+
+Self = TypeVar("Self", bound="ExperimentConfig")
+
+
+class ExperimentConfig(Section):
+    """What FLARE's components, the training process, privacy and audit need to know of an experiment.
+
+    An algorithm adds its own sections, and overrides what it does otherwise; :mod:`fedad_components.algorithms` finds
+    the class of a job's configuration.
+    """
+
+    seed: int = Field(0, ge=0, lt=2**63, description="every random stream of the experiment is derived from it")
+    training: LocalTraining = Field(default_factory=LocalTraining)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+    federation: FederationConfig = Field(default_factory=FederationConfig)
+
+    @property
+    def schedule(self) -> ATSAConfig:
+        """Of lambda_t; an algorithm without an alignment has 0 throughout."""
+        return ATSAConfig(schedule="fixed", lambda_min=0.0, lambda_fixed=0.0)
+
+    @property
+    def public_data_set(self) -> str | None:
+        """Data set that a site has to hold for public, besides the one that it trains on."""
+        return None
+
+    @property
+    def permissions(self) -> frozenset[Rule]:
+        """Rules of a site's policy that have to allow what the sites would send."""
+        return frozenset()
+
+    @property
+    def smallest_cell(self) -> int | None:
+        """Fewest patients behind a count that a site would send; None where it sends none but n_k."""
+        return None
+
+    @property
+    def loss_names(self) -> frozenset[str]:
+        """Names of the losses that a site tells: fields of ``records.Losses``."""
+        return frozenset({"total"})
+
+    def surveys(self, round_number: int) -> bool:
+        """Whether the sites send counts in this round and do not train."""
+        return False
+
+    def reports(self, round_number: int) -> frozenset[str]:
+        """Fields of ``wire.ResultMeta`` that say something about the data: in this round these, and no others."""
+        return frozenset() if self.privacy.mode in SILENT_MODES else frozenset({"n_samples", "losses"})
+
+    def check_counts(self, events: list[int] | None, validation: ValidationCounts | None) -> None:
+        """Check the counts that a site sends, where they are there, against the tables of this configuration.
+
+        Raises:
+            ReportError: naming the table that has another shape, or a count that is too small.
+        """
+
+    def edge_count(self, round_number: int) -> int | None:
+        """How many inner edges of time bins the server has to send with this round's task; None: none at all."""
+        return None
+
+    def weight(self, n_samples: int | None) -> int:
+        """Weight of a site's update in the mean: n_k; 1 where no count leaves a site."""
+        return n_samples or 1
+
+    def _conflicts(self) -> list[str]:
+        """What the proof of the privacy mode rests on and this configuration does not give (docs/privacy.md)."""
+        if self.privacy.mode == "client_dp" and self.federation.update != "difference":
+            return ["what is clipped is the update: set federation.update to 'difference'"]
+        return []
+
+    @model_validator(mode="after")
+    def _private(self) -> ExperimentConfig:
+        if wrong := self._conflicts():
+            raise ValueError(f"privacy.mode {self.privacy.mode!r} does not go with this: {'; '.join(wrong)}")
+        return self
+
+    @field_validator("federation")
+    @classmethod
+    def _quorum_reachable(cls, value: FederationConfig) -> FederationConfig:
+        if 0 < value.sites_per_round < value.min_sites:
+            raise ValueError(
+                f"sites_per_round ({value.sites_per_round}) is below the quorum min_sites "
+                f"({value.min_sites}): no round could succeed"
+            )
+        return value
+
+    @classmethod
+    def parse(cls: type[Self], data: dict[str, Any]) -> Self:
+        """Validate a mapping.
+
+        Raises:
+            ConfigError: naming each wrong key, its value and what was expected.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise ConfigError(INVALID + "\n".join(explain(cls, error))) from None
+
+    @classmethod
+    def load(cls: type[Self], path: str | Path) -> Self:
+        """Read a JSON file.
+
+        Raises:
+            ConfigError: if it is missing, not JSON, or not a valid configuration.
+        """
+        return cls.parse(read_settings(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, every default written out."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, in hex: the same on every machine for the same configuration."""
+        return _sha256(self.to_json())
+
+    def identity(self) -> str:
+        """Digest of what makes the experiment: a resubmitted job may change only rounds, quorum and waits."""
+        data = self.to_json()
+        for key in ("rounds", "min_sites", "round_timeout", "wait_after_quorum"):
+            del data["federation"][key]
+        return _sha256(data)
+
+
+class FedADConfig(ExperimentConfig):
+    """An experiment of FedAD: what a job carries, and what sites and server compare by digest."""
 
     preset: Literal["paper"] = Field("paper", description="the form of the method that the defaults stand for")
     method: MethodName = Field(
         "fedad", description="FedAD, or a method to compare it with (docs/methods.md); it brings its own settings"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="every random stream of the experiment is derived from it")
     model: ModelConfig = Field(default_factory=ModelConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
     atsa: ATSAConfig = Field(default_factory=ATSAConfig)
     views: ViewsConfig = Field(default_factory=ViewsConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+    privacy: ImagePrivacyConfig = Field(default_factory=ImagePrivacyConfig)
     baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
-    federation: FederationConfig = Field(default_factory=FederationConfig)
 
     @model_validator(mode="before")
     @classmethod
@@ -350,10 +492,8 @@ class FedADConfig(_Section):
                     )
         return self
 
-    @model_validator(mode="after")
-    def _private(self) -> FedADConfig:
-        """What the proof of a mode rests on, as far as the configuration decides it (docs/privacy.md)."""
-        wrong = []
+    def _conflicts(self) -> list[str]:
+        wrong = super()._conflicts()
         if self.privacy.mode in ("dp_sgd", "client_dp") and self.method not in ("fedad", "fedavg_ssl"):
             wrong.append(f"method {self.method!r} has no proof: use 'fedad' or 'fedavg_ssl'")
         if self.privacy.public_data_set == self.federation.data_set:
@@ -376,66 +516,48 @@ class FedADConfig(_Section):
                     f"training.max_images {self.training.max_images} makes the choice of an image depend on the "
                     f"others: use 0"
                 )
-        if self.privacy.mode == "client_dp":
-            if self.federation.update != "difference":
-                wrong.append("what is clipped is the update: set federation.update to 'difference'")
-            if self.model.norm == "batch":
-                wrong.append("model.norm 'batch' sends statistics of the images: use 'group', 'local' or 'folded'")
-        if wrong:
-            raise ValueError(f"privacy.mode {self.privacy.mode!r} does not go with this: {'; '.join(wrong)}")
-        return self
+        if self.privacy.mode == "client_dp" and self.model.norm == "batch":
+            wrong.append("model.norm 'batch' sends statistics of the images: use 'group', 'local' or 'folded'")
+        return wrong
 
-    @field_validator("federation")
-    @classmethod
-    def _quorum_reachable(cls, value: FederationConfig) -> FederationConfig:
-        if 0 < value.sites_per_round < value.min_sites:
-            raise ValueError(
-                f"sites_per_round ({value.sites_per_round}) is below the quorum min_sites "
-                f"({value.min_sites}): no round could succeed"
-            )
-        return value
+    @property
+    def schedule(self) -> ATSAConfig:
+        """ATSA's, or a fixed lambda_t."""
+        return self.atsa
 
-    @classmethod
-    def parse(cls, data: dict[str, Any]) -> FedADConfig:
-        """Validate a mapping.
+    @property
+    def loss_names(self) -> frozenset[str]:
+        """Those of Eqs. 1 to 4."""
+        return frozenset({"total", "contrastive", "alignment", "orthogonality"})
 
-        Raises:
-            ConfigError: naming each wrong key, its value and what was expected.
-        """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise ConfigError("invalid FedAD configuration:\n" + "\n".join(explain(cls, error))) from None
+    @property
+    def public_data_set(self) -> str | None:
+        """Of ``privacy.negatives: public``."""
+        return self.privacy.public_data_set
 
-    @classmethod
-    def load(cls, path: str | Path) -> FedADConfig:
-        """Read a JSON file.
+    @property
+    def permissions(self) -> frozenset[Rule]:
+        """For a projection head that is aggregated, and for FedDG's spectra."""
+        needed = {
+            Rule.ALLOW_AGGREGATED_HEAD: self.loss.head == "aggregated",
+            Rule.ALLOW_SHARED_SPECTRA: self.method == "feddg",
+        }
+        return frozenset(rule for rule, asked in needed.items() if asked)
 
-        Raises:
-            ConfigError: if it is missing, not JSON, or not a valid configuration.
-        """
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
-        return cls.parse(data)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, every default written out."""
-        return self.model_dump(mode="json")
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file.
 
-    def digest(self) -> str:
-        """SHA-256 of the canonical JSON, in hex: the same on every machine for the same configuration."""
-        return _sha256(self.to_json())
-
-    def identity(self) -> str:
-        """Digest of what makes the experiment: a resubmitted job may change only rounds, quorum and waits."""
-        data = self.to_json()
-        for key in ("rounds", "min_sites", "round_timeout", "wait_after_quorum"):
-            del data["federation"][key]
-        return _sha256(data)
+    Raises:
+        ConfigError: if it is missing, or not JSON, or no object.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
 
 
 def _sha256(data: dict[str, Any]) -> str:

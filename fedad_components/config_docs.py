@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedad_components.config import FedADConfig
+from fedad_components.mil.config import HistoFLConfig
 
 INTRODUCTION = """\
 # Configuration
@@ -33,6 +34,14 @@ A file needs only what differs from the defaults, for example
 ```
 
 "Derived" marks a value that the paper does not state and that was read off its figures and text.
+"""
+
+HISTOFL = """\
+# Configuration of HistoFL
+
+A file that says `"algorithm": "histofl"` configures HistoFL: weakly supervised learning on bags of features of slides.
+
+## HistoFL's top level
 """
 
 
@@ -65,7 +74,10 @@ def _values(annotation: Any, metadata: list[Any]) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_values(option, metadata) for option in get_args(annotation))
     if origin is tuple:
-        items = [_values(item, []) for item in get_args(annotation)]
+        inner, *rest = get_args(annotation)
+        if rest == [...]:
+            return f"list of: {_values(inner, [])}"
+        items = [_values(item, []) for item in (inner, *rest)]
         return f"{len(items)} of: {items[0]}"
     if annotation is type(None):
         return "`null`"
@@ -110,5 +122,6 @@ def _sections(prefix: str, section: type[BaseModel]) -> list[str]:
 
 def render_markdown() -> str:
     """The whole page, ending in a newline."""
-    lines = [INTRODUCTION, "## Top level", "", *_table(FedADConfig), *_sections("", FedADConfig)]
+    lines = [INTRODUCTION, "## Top level", "", *_table(FedADConfig), *_sections("", FedADConfig), "", HISTOFL]
+    lines += [*_table(HistoFLConfig), *_sections("", HistoFLConfig)]
     return "\n".join(lines) + "\n"

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedad_components.config import FedADConfig
+from fedad_components.algorithms import algorithm_of
+from fedad_components.config import SILENT_MODES, ExperimentConfig
 from fedad_components.flare.site import SitePolicy
 from fedad_components.job_reader import Refusal, read_job
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
 from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
 from fedad_components.privacy.plan import PlanError, sample_rate, steps_per_epoch
 from fedad_components.privacy.policy import PolicyRefused, Rule
-from fedad_components.wire import SILENT_MODES, Reason
+from fedad_components.wire import Reason
 
 if TYPE_CHECKING:
     from fedad_components.imaging.catalogue import DataSet
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 MEANINGS = {
     "config_digest": "SHA-256 of the job's configuration: server and site run the same one",
     "round": "number of the round",
-    "n_samples": "images that the site trained on: the weight of its update",
-    "losses": "four numbers, means over the last local epoch and all images",
+    "n_samples": "images or bags that the site trained on: the weight of its update",
+    "losses": "a few numbers, means over the last local epoch and all images",
+    "events": "of survival, in round 0: how many training patients died in each cell of time; no small counts",
+    "validation": "how the round's model does on the validation patients: tables of counts; no small counts",
     "claim": "the site's privacy guarantee so far, from public figures alone",
     "ledger_head": "hash over the site's privacy ledger, so that a ledger that was rolled back is noticed",
     "checkpoint": "the site's signed statement of the end of its compliance log: its name, number of events, a hash, "
@@ -115,7 +118,6 @@ PATHS = (
 """docs/security.md has the same table; a test holds the two together."""
 
 STAYS = (
-    "images, file names, patients' pseudonyms, labels",
     "the optimiser's state",
     "catalogue, policy, privacy ledger and key of the privacy units",
     "logs, and the cause of an error",
@@ -138,7 +140,7 @@ class EgressPage:
 
     job: str
     refusals: tuple[Refusal, ...]
-    config: FedADConfig | None
+    config: ExperimentConfig | None
     deployed: Mapping[str, tuple[str, ...]]
     tensors: tuple[Tensor, ...] = ()
     meta: Mapping[str, str] | None = None
@@ -231,7 +233,7 @@ def make_page(
 # -- the site ---------------------------------------------------------------------------------------------------------
 
 
-def _policy(config: FedADConfig, policy: SitePolicy) -> list[Refusal]:
+def _policy(config: ExperimentConfig, policy: SitePolicy) -> list[Refusal]:
     try:
         policy.check(config)
     except PolicyRefused as error:
@@ -239,12 +241,12 @@ def _policy(config: FedADConfig, policy: SitePolicy) -> list[Refusal]:
     return []
 
 
-def _data(config: FedADConfig, data_sets: Mapping[str, DataSet]) -> list[Refusal]:
+def _data(config: ExperimentConfig, data_sets: Mapping[str, DataSet]) -> list[Refusal]:
     wanted = config.federation.data_set
     if wanted not in data_sets:
         return [Refusal("catalogue", f"no data set {wanted!r} (there are: {', '.join(sorted(data_sets)) or 'none'})")]
     units, privacy = data_sets[wanted].units, config.privacy
-    public = privacy.public_data_set
+    public = config.public_data_set
     if public is not None and public not in data_sets:
         return [Refusal("catalogue", f"no data set {public!r}, which the job takes for public images")]
     if privacy.mode != "dp_sgd":
@@ -261,8 +263,8 @@ def _data(config: FedADConfig, data_sets: Mapping[str, DataSet]) -> list[Refusal
 # -- what leaves ------------------------------------------------------------------------------------------------------
 
 
-def _tensors(config: FedADConfig) -> tuple[Tensor, ...]:
-    from fedad_components.fedsd.state import wire_spec
+def _tensors(config: ExperimentConfig) -> tuple[Tensor, ...]:
+    from fedad_components.algorithms import wire_spec
     from fedad_components.tensors import wire_dtype
 
     width = wire_dtype(config).itemsize
@@ -280,25 +282,20 @@ def by_group(tensors: Collection[Tensor]) -> dict[str, list[Tensor]]:
     return groups
 
 
-def _meta(config: FedADConfig) -> dict[str, str]:
-    silent = {"n_samples", "losses"} if config.privacy.mode in SILENT_MODES else set()
-    absent = silent | ({"claim"} if config.privacy.mode != "dp_sgd" else set())
+def _meta(config: ExperimentConfig) -> dict[str, str]:
+    told = config.reports(0) | config.reports(1) | ({"claim"} if config.privacy.mode == "dp_sgd" else set())
+    absent = {"n_samples", "losses", "events", "validation", "claim"} - told
     return {name: meaning for name, meaning in MEANINGS.items() if name not in absent}
 
 
-def _stays(config: FedADConfig) -> Iterator[str]:
+def _stays(config: ExperimentConfig) -> Iterator[str]:
+    yield from algorithm_of(config).stays(config)
     yield from STAYS
-    if config.method != "feddg":
-        yield "anything computed for a single image"
-    if config.loss.head == "private":
-        yield "the projection head"
-    if config.model.norm == "local":
-        yield "BatchNorm's running statistics"
     if config.privacy.mode in SILENT_MODES:
         yield "the number of images, and every loss"
 
 
-def _plan(config: FedADConfig, units: int | None, policy: SitePolicy) -> tuple[PrivacyClaim | None, list[str]]:
+def _plan(config: ExperimentConfig, units: int | None, policy: SitePolicy) -> tuple[PrivacyClaim | None, list[str]]:
     """The guarantee after all rounds, as an empty ledger would give it."""
     privacy, rounds = config.privacy, config.federation.rounds
     if privacy.mode != "dp_sgd":

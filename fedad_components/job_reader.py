@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from fedad_components.config import FedADConfig, explain
+from fedad_components.algorithms import parse_config
+from fedad_components.config import INVALID, ConfigError, ExperimentConfig
 from fedad_components.wire import shown
 
 META, CLIENT_CONFIG, SERVER_CONFIG = "meta.json", "config_fed_client.json", "config_fed_server.json"
@@ -40,7 +39,7 @@ class Job:
     """``config`` is None where the job has no configuration, or several; ``deployed`` is app -> the sites it names."""
 
     refusals: tuple[Refusal, ...]
-    config: FedADConfig | None
+    config: ExperimentConfig | None
     deployed: Mapping[str, tuple[str, ...]]
 
 
@@ -75,7 +74,7 @@ def read_job(job: str | Path, allow_list: Collection[str], *, executor: str, sco
         if len(refusals) == _MOST_FILES:
             break
     deployed: dict[str, tuple[str, ...]] = {}
-    configs: list[FedADConfig] = []
+    configs: list[ExperimentConfig] = []
     for place in files:
         if place.name not in (META, CLIENT_CONFIG):
             continue
@@ -200,7 +199,7 @@ def _beside(content: Any, allow_list: Collection[str]) -> Iterator[Refusal]:
 
 def _executor(
     content: Any, allow_list: Collection[str], executor: str
-) -> tuple[FedADConfig | None, tuple[Refusal, ...]]:
+) -> tuple[ExperimentConfig | None, tuple[Refusal, ...]]:
     """The configuration, and what is wrong with the executor that has it."""
     entries = content.get("executors", [])
     if not isinstance(entries, list) or len(entries) != 1:
@@ -216,9 +215,10 @@ def _executor(
     if beside:
         refusals.append(Refusal("job", f"executor: unexpected {shown(min(beside))}"))
     try:
-        return FedADConfig.model_validate(args["config"]), tuple(refusals)
-    except ValidationError as error:
-        lines = [printable(line.strip())[:_LONGEST] for line in explain(FedADConfig, error)[:_MOST_PROBLEMS]]
+        return parse_config(args["config"]), tuple(refusals)
+    except ConfigError as error:
+        problems = str(error).removeprefix(INVALID).splitlines()
+        lines = [printable(line.strip())[:_LONGEST] for line in problems[:_MOST_PROBLEMS]]
         return None, (*refusals, Refusal("job", f"invalid configuration: {'; '.join(lines)}"))
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fedad_components.files import make_private_dir
 from fedad_components.privacy.claim import PrivacyClaim
+from fedad_components.reports import Validation
 
 FILE_NAME = "rounds.jsonl"
 
@@ -32,15 +33,18 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Losses(BaseModel):
-    """The four losses of a site's last local epoch, means over its batches (Eqs. 1-4); dimensionless."""
+    """A site's losses in its last local epoch, means over its batches (Eqs. 1-4); dimensionless.
+
+    Which an algorithm has, its configuration says (``loss_names``): HistoFL the total alone.
+    """
 
     # An instance is checked like a dict: model_construct() would fill one with anything.
     model_config = ConfigDict(extra="forbid", frozen=True, revalidate_instances="always")
 
     total: Reported = Field(description="Eq. 1")
-    contrastive: Reported = Field(description="NT-Xent, Eq. 2")
-    alignment: Reported = Field(description="Eq. 3, with lambda_t")
-    orthogonality: Reported = Field(description="Eq. 4, with gamma")
+    contrastive: Reported = Field(default=None, description="NT-Xent, Eq. 2")
+    alignment: Reported = Field(default=None, description="Eq. 3, with lambda_t")
+    orthogonality: Reported = Field(default=None, description="Eq. 4, with gamma")
 
 
 class RoundRecord(BaseModel):
@@ -73,6 +77,10 @@ class RoundRecord(BaseModel):
     )
     ledger_heads: dict[str, str] = Field(
         default_factory=dict, description="participant -> head of its privacy ledger, which its chain must still hold"
+    )
+    validation: Validation | None = Field(
+        default=None,
+        description="how good the round's incoming model is, over all sites' validation patients (HistoFL)",
     )
     bytes: dict[str, Count] = Field(description="participant -> bytes of the tensors that it sent")
     seconds: NonNegative = Field(description="wall-clock time from the first task sent to the new global model")

@@ -9,16 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from fedad_components.aggregation import make_mean
+from fedad_components.algorithms import Trainer, algorithm_of, initial_state, make_mean, trainable_names
 from fedad_components.atsa import ATSA, instability
-from fedad_components.config import FedADConfig
-from fedad_components.fedsd.state import initial_state, trainable_names
-from fedad_components.fedsd.trainer import LocalTrainer
+from fedad_components.config import ExperimentConfig
 from fedad_components.participation import draw_sites
+from fedad_components.privacy.session import protect
 from fedad_components.records import Losses, RoundRecord
+from fedad_components.reports import ValidationCounts
 from fedad_components.tensors import apply_update, decode, encode, encode_update, payload_bytes
 
 
@@ -30,28 +31,28 @@ class Simulation:
     """All rounds of an experiment, site after site.
 
     Args:
-        config: of the experiment, with ``privacy.mode`` none or dp_sgd: the other modes protect at the site's border
-            and at the server, which are not here.
+        config: of the experiment; not with ``privacy.mode`` client_dp, whose noise is the server's.
         trainers: site -> its trainer, made from the same configuration.
         theta: theta^0; by default the configuration's.
         weights_dir: where ``model.initial_weights`` are.
 
     Attributes:
         theta: the global weights, names as on the wire.
+        best: those of the best validation so far; empty where the sites do not validate.
         records: one for each finished round, as the server writes them. There is no ledger here, hence no claim.
 
     Raises:
-        SimulationError: for another mode of privacy, or fewer sites than the quorum.
+        SimulationError: for client_dp, or fewer sites than the quorum.
     """
 
     def __init__(
         self,
-        config: FedADConfig,
-        trainers: Mapping[str, LocalTrainer],
+        config: ExperimentConfig,
+        trainers: Mapping[str, Trainer],
         theta: Mapping[str, Tensor] | None = None,
         weights_dir: str | Path = ".",
     ) -> None:
-        if config.privacy.mode not in ("none", "dp_sgd"):
+        if config.privacy.mode == "client_dp":
             raise SimulationError(
                 f"privacy.mode {config.privacy.mode!r} needs a federation: run the job in FLARE, or use 'none'"
             )
@@ -62,27 +63,45 @@ class Simulation:
         self.config, self.trainers = config, dict(trainers)
         self.theta: dict[str, Tensor] = dict(theta if theta is not None else initial_state(config, weights_dir))
         self.records: list[RoundRecord] = []
-        self._schedule, self._trainable = ATSA(config.atsa), trainable_names(config)
+        self.best: dict[str, Tensor] = {}
+        self._monitor = algorithm_of(config).make_monitor(config)
+        self._schedule, self._trainable = ATSA(config.schedule), trainable_names(config)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the validation has ended the experiment."""
+        return self._monitor.stopped
 
     def run_round(self) -> RoundRecord:
         """The next round."""
         began, config, number = time.monotonic(), self.config, len(self.records)
         federation, lambda_t = config.federation, self._schedule.lambda_t
-        sites = draw_sites(self.trainers, federation.sites_per_round, config.seed, number)
+        count = 0 if config.surveys(number) else federation.sites_per_round
+        sites = draw_sites(self.trainers, count, config.seed, number)
         received = decode(encode(self.theta, config))
         mean = make_mean(config, self.theta if federation.update == "full" else None)
+        given: dict[str, Any] = {"bin_edges": self._monitor.bin_edges} if self._monitor.bin_edges else {}
         losses, n_samples, sent = {}, {}, {}
+        events, counts = {}, {}
         for site in sites:
-            result = self.trainers[site].train_round(received, lambda_t, number)
-            update = encode_update(result.update, received, config)
-            mean.add(decode(update), result.n_samples or 1)
+            result = self.trainers[site].train_round(received, lambda_t, number, **given)
+            theta_k = result.update if config.surveys(number) else protect(result.update, received, config.privacy)
+            update = encode_update(theta_k, received, config)
+            mean.add(decode(update), config.weight(result.n_samples))
             sent[site] = payload_bytes(update)
             if result.n_samples is not None:
                 n_samples[site] = result.n_samples
             if result.losses:
                 losses[site] = Losses.model_validate(result.losses[-1])
+            if result.events is not None:
+                events[site] = result.events
+            if result.validation is not None:
+                counts[site] = ValidationCounts.model_validate(result.validation)
         new = apply_update(mean.result(), self.theta, config)
         delta = instability(new, self.theta, self._trainable)
+        validation = self._monitor.update(number, events, counts)
+        if validation is not None and validation.best:
+            self.best = self.theta
         self.theta = new
         record = RoundRecord(
             round=number,
@@ -93,6 +112,7 @@ class Simulation:
             phase=self._schedule.phase,
             losses=losses,
             n_samples=n_samples,
+            validation=validation,
             bytes=sent,
             seconds=time.monotonic() - began,
         )

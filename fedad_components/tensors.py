@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from fedad_components.config import FedADConfig
+from fedad_components.config import ExperimentConfig
 from fedad_components.wire import WireError, shown
 
 Tensors = Mapping[str, torch.Tensor]
 
 
-def wire_dtype(config: FedADConfig) -> torch.dtype:
+def wire_dtype(config: ExperimentConfig) -> torch.dtype:
     """The floating-point type of every tensor on the wire."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.federation.wire_dtype]
 
@@ -50,7 +50,7 @@ def payload_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def encode(theta: Tensors, config: FedADConfig) -> dict[str, torch.Tensor]:
+def encode(theta: Tensors, config: ExperimentConfig) -> dict[str, torch.Tensor]:
     """Cast to the wire's type, contiguous and on the CPU."""
     dtype = wire_dtype(config)
     return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in theta.items()}
@@ -61,14 +61,14 @@ def decode(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 
 
-def encode_update(theta_k: Tensors, theta: Tensors, config: FedADConfig) -> dict[str, torch.Tensor]:
+def encode_update(theta_k: Tensors, theta: Tensors, config: ExperimentConfig) -> dict[str, torch.Tensor]:
     """A site's trained weights as they leave it: whole, or as the difference to the round's weights."""
     if config.federation.update == "difference":
         return encode({name: tensor - theta[name] for name, tensor in theta_k.items()}, config)
     return encode(theta_k, config)
 
 
-def apply_update(mean: Tensors, theta: Tensors, config: FedADConfig) -> dict[str, torch.Tensor]:
+def apply_update(mean: Tensors, theta: Tensors, config: ExperimentConfig) -> dict[str, torch.Tensor]:
     """The new global weights from the aggregated updates: the inverse of :func:`encode_update`."""
     if config.federation.update == "difference":
         return {name: theta[name] + tensor for name, tensor in mean.items()}

@@ -13,10 +13,11 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedad_components.audit.event import SignedCheckpoint
-from fedad_components.config import NAME_PATTERN, FedADConfig
+from fedad_components.config import NAME_PATTERN, ExperimentConfig
 from fedad_components.privacy.claim import PrivacyClaim
 from fedad_components.privacy.policy import Rule
 from fedad_components.records import Losses
+from fedad_components.reports import Counts, ReportError, ValidationCounts
 
 REASON_HEADER = "fedad_reason"
 """The one header of ours that an error reply may carry; its value is a :class:`Reason`."""
@@ -101,6 +102,9 @@ class TaskMeta(_Meta):
         description="site_key -> head of that site's privacy ledger in its last result: a ledger that was rolled back, "
         "with everything else at the site, does not hold it any more",
     )
+    bin_edges: list[Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] | None = Field(
+        default=None, max_length=64, description="inner edges of survival's time bins, which the survey has found"
+    )
     checkpoint: SignedCheckpoint | None = Field(
         default=None,
         description="the server's signed statement of the end of its compliance log, which each site keeps; None "
@@ -117,6 +121,12 @@ class ResultMeta(_Meta):
         default=None, gt=0, description="images that the site trained on, the weight of its update; not in SILENT_MODES"
     )
     losses: Losses | None = Field(default=None, description="means of the last local epoch; not in SILENT_MODES")
+    events: Counts | None = Field(
+        default=None, description="survey of survival: training patients' events by time, in cells of enough patients"
+    )
+    validation: ValidationCounts | None = Field(
+        default=None, description="how the round's model does on the site's validation patients, as counts that add up"
+    )
     claim: PrivacyClaim | None = Field(
         default=None, description="dp_sgd: the site's guarantee in this experiment, from public figures alone"
     )
@@ -132,8 +142,6 @@ class ResultMeta(_Meta):
 
 CLAIM_TOLERANCE = 0.02
 """By how much a claim may lie below what the server computes: accountants round, and a site may have another build."""
-SILENT_MODES = frozenset({"dp_sgd", "client_dp"})
-"""Modes of privacy in which nothing about the images leaves with the weights: no count, no loss."""
 
 
 def site_key(experiment: str, site: str) -> str:
@@ -161,7 +169,7 @@ def parse_meta(model: type[MetaModel], meta: Any) -> MetaModel:
         raise WireError(f"meta refused: {'; '.join(problems)}{more}") from None
 
 
-def parse_result_meta(meta: Any, config: FedADConfig) -> ResultMeta:
+def parse_result_meta(meta: Any, config: ExperimentConfig) -> ResultMeta:
     """Validate the meta of a result under an experiment's configuration.
 
     Raises:
@@ -171,20 +179,23 @@ def parse_result_meta(meta: Any, config: FedADConfig) -> ResultMeta:
     if parsed.config_digest != config.digest():
         raise WireError("config_digest: trained under another configuration than this job's")
     mode = config.privacy.mode
-    expected = {
-        "n_samples": mode not in SILENT_MODES,
-        "losses": mode not in SILENT_MODES,
-        "claim": mode == "dp_sgd",
-    }
-    for name, wanted in expected.items():
-        if (getattr(parsed, name) is not None) != wanted:
-            raise WireError(f"{name}: {'missing' if wanted else 'unexpected'} under privacy.mode {mode!r}")
+    expected = config.reports(parsed.round) | ({"claim"} if mode == "dp_sgd" else set())
+    for name in ("n_samples", "losses", "events", "validation", "claim"):
+        if (getattr(parsed, name) is not None) != (name in expected):
+            state = "missing" if name in expected else "unexpected"
+            raise WireError(f"{name}: {state} under privacy.mode {mode!r} in round {parsed.round}")
+    if parsed.losses is not None and parsed.losses.model_fields_set != config.loss_names:
+        raise WireError(f"losses: expected exactly {', '.join(sorted(config.loss_names))}")
+    try:
+        config.check_counts(parsed.events, parsed.validation)
+    except ReportError as error:
+        raise WireError(str(error)) from None
     if parsed.claim is not None:
         _check_claim(parsed, parsed.claim, config)
     return parsed
 
 
-def _check_claim(meta: ResultMeta, claim: PrivacyClaim, config: FedADConfig) -> None:
+def _check_claim(meta: ResultMeta, claim: PrivacyClaim, config: ExperimentConfig) -> None:
     if meta.ledger_head is None:
         raise WireError("ledger_head: missing: a claim rests on a ledger")
     for name in ("unit", "delta", "noise_multiplier"):
@@ -198,7 +209,7 @@ def _check_claim(meta: ResultMeta, claim: PrivacyClaim, config: FedADConfig) -> 
             raise WireError(f"claim.{name}: {shown(stated)}, and its own sigma, q and steps give {computed:.4g}")
 
 
-def _lower_bounds(claim: PrivacyClaim, config: FedADConfig) -> dict[str, float]:
+def _lower_bounds(claim: PrivacyClaim, config: ExperimentConfig) -> dict[str, float]:
     """Both epsilons of the claim's own sigma, q and steps: a claim may be larger (other rounds), never smaller."""
     from fedad_components.privacy.accountant import AccountantError, Charge, epsilon_record, epsilon_unit
     from fedad_components.privacy.plan import PlanError, sample_rate

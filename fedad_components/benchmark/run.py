@@ -185,7 +185,7 @@ def _trained(
     theta = extractor_part(simulation.theta) if variant.labels else simulation.theta
     return theta, {
         "steps": steps,
-        "images": sum(len(trainer.chosen) for trainer in simulation.trainers.values()),
+        "images": sum(len(trainer.chosen) for trainer in trainers.values()),
         "bytes": sum(sum(record.bytes.values()) for record in records) if variant.training == "federated" else 0,
         "nt_xent": None if config.method == "fedema" or not last else float(np.mean(last)),
         "nt_xent_chance": None if variant.labels else math.log(2 * training.batch_size - 1),

@@ -27,14 +27,21 @@ Settings = Annotated[
 ]
 
 
-def read_config(path: Path | None, settings: list[str] | None) -> Any:
-    """The configuration of a file and of ``--set`` options; ends the command with the reason if it is not valid."""
-    from fedad_components.config import ConfigError, FedADConfig
+def read_config(path: Path | None, settings: list[str] | None, algorithm: str | None = None) -> Any:
+    """The configuration of a file and of ``--set`` options; ends the command with the reason if it is not valid.
+
+    ``algorithm``: the only one that the command can work with.
+    """
+    from fedad_components.algorithms import load_config, name_of, parse_config
+    from fedad_components.config import ConfigError
     from fedad_components.settings import apply_settings
 
     try:
-        data = FedADConfig.load(path).to_json() if path else {}
-        return FedADConfig.parse(apply_settings(data, settings or []))
+        data = load_config(path).to_json() if path else {}
+        parsed = parse_config(apply_settings(data, settings or []))
+        if algorithm is not None and name_of(parsed) != algorithm:
+            raise ConfigError(f"algorithm {name_of(parsed)!r}: this command works with {algorithm!r} alone")
+        return parsed
     except ConfigError as error:
         complain(error)
         raise typer.Exit(1) from None

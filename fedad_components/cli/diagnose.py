@@ -64,7 +64,7 @@ def diagnose(
     """
     from fedad_components.evaluation.diagnose import diagnose as diagnose_vectors
 
-    parsed = read_config(config, settings)
+    parsed = read_config(config, settings, "fedad")
     try:
         with Console(stderr=True).status("reading") as status:
             vectors = _vectors(extractor, site, head or [], parsed, images, device, status.update)

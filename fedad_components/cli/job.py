@@ -22,11 +22,17 @@ def _group() -> None:
 
 
 @app.command(
-    epilog="Example:  fedad job export --out jobs --set federation.data_set=chest-xray --set federation.rounds=40"
+    epilog="Examples:  fedad job export --out jobs --set federation.data_set=chest-xray --set federation.rounds=40  |  "
+    "fedad job export --out jobs --set algorithm=histofl --set target.kind=survival"
 )
 def export(
     out: Annotated[Path, typer.Option(help="Folder in which the job's folder is made.")] = Path("jobs"),
-    name: Annotated[str, typer.Option(help="FLARE's name of the job, and the name of its folder.")] = "fedad_job",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="FLARE's name of the job, and the name of its folder.", show_default="fedad_job, histofl_job"
+        ),
+    ] = None,
     config: ConfigFile = None,
     settings: Settings = None,
     tracking: Annotated[
@@ -37,14 +43,16 @@ def export(
 ) -> None:
     """Write OUT/NAME: JSON files only, no code. Submit it with submit_job in FLARE's console."""
     parsed = read_config(config, settings)
-    from fedad_components.flare.recipe import FedADRecipe, export_job
+    from fedad_components.algorithms import name_of
+    from fedad_components.flare.recipe import RECIPES, export_job
 
+    name = name or f"{name_of(parsed)}_job"
     target = out / name
     if target.exists() and not force:
         complain(f"{target} exists: use --force, or another --out or --name")
         raise typer.Exit(1)
     try:
-        export_job(FedADRecipe(parsed, name=name, tracking=tracking), out)
+        export_job(RECIPES[name_of(parsed)](parsed, name=name, tracking=tracking), out)
     except (ValueError, OSError) as error:
         complain(error)
         raise typer.Exit(1) from None

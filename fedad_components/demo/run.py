@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from fedad_components import records
+from fedad_components.algorithms.fedad import FedAD
 from fedad_components.config import ConfigError, FedADConfig
 from fedad_components.demo.data import DemoData, DemoDataError, Labelled, prepare_embedded, prepare_wbc
 from fedad_components.demo.federation import Federation, FederationError
@@ -27,7 +28,7 @@ from fedad_components.fedsd.model import build_extractor
 from fedad_components.fedsd.state import load_extractor
 from fedad_components.files import write_atomic
 from fedad_components.flare.controller import STATS_GROUP
-from fedad_components.flare.persistor import EXTRACTOR_FILE, RESULTS_DIR
+from fedad_components.flare.persistor import RESULTS_DIR
 from fedad_components.flare.provision import KitError
 from fedad_components.flare.recipe import FedADRecipe, export_job
 from fedad_components.imaging.cache import cache_side
@@ -129,8 +130,8 @@ def run_demo(options: DemoOptions, console: Console) -> Summary:
     probe = None
     if results and rounds:
         console.print(f"6. linear probe on {data.unseen.site}, which no hospital has seen", highlight=False)
-        shutil.copyfile(results / EXTRACTOR_FILE, out / EXTRACTOR_FILE)
-        probe = _probe(config, out / EXTRACTOR_FILE, data, out / "data" / "cache")
+        shutil.copyfile(results / FedAD.model_file, out / FedAD.model_file)
+        probe = _probe(config, out / FedAD.model_file, data, out / "data" / "cache")
     summary = build_summary(
         rounds,
         status=status,

@@ -14,13 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedad_components.atsa import ATSA
 from fedad_components.benchmark.results import LEARNT_BELOW
-from fedad_components.config import FedADConfig
+from fedad_components.config import SILENT_MODES, FedADConfig
 from fedad_components.demo.data import DemoData
 from fedad_components.evaluation.probe import ProbeResult
 from fedad_components.files import write_atomic
 from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
 from fedad_components.records import Losses, RoundRecord
-from fedad_components.wire import SILENT_MODES
 
 UNTRAINED = "untrained extractor"
 """Name of the probe's reference: the same network with its first weights"""

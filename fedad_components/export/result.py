@@ -8,13 +8,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedad_components import records
-from fedad_components.config import FedADConfig
+from fedad_components.config import SILENT_MODES, FedADConfig
 from fedad_components.evaluation.results import Evaluation
 from fedad_components.fedsd.model import has_small_stem
 from fedad_components.files import sha256_of
 from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
 from fedad_components.records import RoundRecord, read_records
-from fedad_components.wire import SILENT_MODES
 
 EXTRACTOR, CONFIG = "extractor.safetensors", "config.json"
 

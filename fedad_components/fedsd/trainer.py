@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +65,9 @@ class RoundResult:
     """Share of z_d without a direction in the last epoch: where gamma = lambda_t = 0 let it decay, no diagnostic of z_d
     means anything. None under dp_sgd."""
     seconds: float
+    events: list[int] | None = None
+    validation: dict[str, Any] | None = None
+    """HistoFL: the counts of ``wire.ResultMeta``, which add up over the sites."""
 
 
 class Report(NamedTuple):

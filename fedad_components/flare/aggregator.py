@@ -12,12 +12,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.aggregator import Aggregator
 
-from fedad_components.aggregation import make_mean
+from fedad_components.algorithms import make_mean, wire_spec
 from fedad_components.audit.checkpoint import CheckpointError
 from fedad_components.audit.event import Kind
 from fedad_components.audit.log import AuditError
-from fedad_components.config import FedADConfig
-from fedad_components.fedsd.state import wire_spec
+from fedad_components.config import ExperimentConfig
 from fedad_components.flare.audit import Record, audit, payload, word
 from fedad_components.flare.context import SENDER_PROP, data_kind, read_dxo
 from fedad_components.privacy.client_dp import clip_update, noise_sum
@@ -32,7 +31,7 @@ class RoundOfUpdates:
 
     number: int
     targets: frozenset[str]
-    config: FedADConfig
+    config: ExperimentConfig
     theta: Mapping[str, torch.Tensor]
     accepted: dict[str, ResultMeta] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class RoundOfUpdates:
 
 class FedADAggregator(Aggregator):
     """Accepts or refuses each update by site name; the aggregate is the mean of the accepted ones,
-    weighted by n_k where the privacy mode lets it leave a site."""
+    with the configuration's weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +53,7 @@ class FedADAggregator(Aggregator):
         self.round: RoundOfUpdates | None = None
 
     def open_round(
-        self, number: int, targets: Collection[str], config: FedADConfig, theta: Mapping[str, torch.Tensor]
+        self, number: int, targets: Collection[str], config: ExperimentConfig, theta: Mapping[str, torch.Tensor]
     ) -> None:
         """Start collecting the updates of a round from these sites only; they start from ``theta``."""
         with self._lock:
@@ -102,11 +101,9 @@ class FedADAggregator(Aggregator):
         meta = parse_result_meta(dxo.meta, current.config)
         if meta.round != current.number:
             raise WireError(f"it answers round {meta.round}, not round {current.number}", Refusal.OTHER_ROUND)
-        weight = meta.n_samples or 1  # where no count leaves a site, all weigh the same
-        if weight > current.config.federation.max_samples:
-            raise WireError(
-                f"n_samples {weight} exceeds federation.max_samples {current.config.federation.max_samples}"
-            )
+        most = current.config.federation.max_samples
+        if meta.n_samples is not None and meta.n_samples > most:
+            raise WireError(f"n_samples {meta.n_samples} exceeds federation.max_samples {most}")
         check_tensors(dxo.data, current.spec, wire_dtype(current.config))
         update = decode(dxo.data)
         if current.config.privacy.mode == "client_dp":  # again: the bound must hold whatever a site does
@@ -115,7 +112,7 @@ class FedADAggregator(Aggregator):
             record.accept(meta.checkpoint, site)
             # First: an update that the log does not have must not be in the mean.
             record.write(Kind.UPDATE_RECEIVED, peer=site, round=current.number, payload=payload(dxo.data))
-        current.mean.add(update, weight)
+        current.mean.add(update, current.config.weight(meta.n_samples))
         current.accepted[site] = meta
         current.refused.pop(site, None)
         current.bytes[site] = payload_bytes(dxo.data)

@@ -33,7 +33,7 @@ from fedad_components.audit.event import (
 from fedad_components.audit.keys import KeysError, Signer, root_of_kit
 from fedad_components.audit.log import AuditError, AuditLog
 from fedad_components.audit.payload import Tensor, describe
-from fedad_components.config import FedADConfig
+from fedad_components.config import ExperimentConfig
 from fedad_components.flare.context import CONFIG_PROP
 from fedad_components.flare.site import SitePaths
 
@@ -167,7 +167,7 @@ def audit(fl_ctx: FLContext) -> Record:
     common: dict[str, Any] = {}
     if job_id := fl_ctx.get_job_id():
         common["job_id"] = word(job_id)
-    if isinstance(config := fl_ctx.get_prop(CONFIG_PROP), FedADConfig):
+    if isinstance(config := fl_ctx.get_prop(CONFIG_PROP), ExperimentConfig):
         common["experiment"] = config.federation.experiment
     if task_id := fl_ctx.get_prop(FLContextKey.TASK_ID):
         common["task_id"] = word(task_id)

@@ -12,7 +12,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
 
-from fedad_components.config import FedADConfig
+from fedad_components.config import ExperimentConfig
 from fedad_components.wire import WireError, shown
 
 _RETURN_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
@@ -24,35 +24,35 @@ SENDER_PROP = "fedad_sender"
 """Name under which the sender of a result is registered; what a result says of itself is not trusted."""
 
 
-def set_configuration(fl_ctx: FLContext, config: FedADConfig) -> None:
+def set_configuration(fl_ctx: FLContext, config: ExperimentConfig) -> None:
     """Make the job's validated configuration known to the other components of this process."""
     fl_ctx.set_prop(CONFIG_PROP, config, private=True, sticky=True)
 
 
-def configuration(fl_ctx: FLContext) -> FedADConfig:
+def configuration(fl_ctx: FLContext) -> ExperimentConfig:
     """The job's validated configuration.
 
     Raises:
         ValueError: if FedAD's controller or executor has not set it, that is, does not run this job.
     """
     config = fl_ctx.get_prop(CONFIG_PROP)
-    if not isinstance(config, FedADConfig):
+    if not isinstance(config, ExperimentConfig):
         raise ValueError(
             "no FedAD configuration in this job: FedAD's components work only beside its controller or executor"
         )
     return config
 
 
-def data_kind(config: FedADConfig) -> DataKind:
+def data_kind(config: ExperimentConfig) -> DataKind:
     """DXO kind of an update under a configuration."""
     return DataKind.WEIGHT_DIFF if config.federation.update == "difference" else DataKind.WEIGHTS
 
 
 @lru_cache(maxsize=1)
-def expected_tensors(config: FedADConfig) -> dict[str, tuple[int, ...]]:
+def expected_tensors(config: ExperimentConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a configuration lets through, in both directions; built once a process."""
     # A site's parent process builds the filters that call this, and never filters: torch stays out of it.
-    from fedad_components.fedsd.state import wire_spec
+    from fedad_components.algorithms import wire_spec
 
     return wire_spec(config)
 

@@ -20,15 +20,14 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
+from fedad_components.algorithms import algorithm_of, parse_config, trainable_names
 from fedad_components.atsa import ATSA, instability
 from fedad_components.audit.event import Kind, Outcome, Privacy, SignedCheckpoint
 from fedad_components.audit.log import AuditError
-from fedad_components.config import FedADConfig
-from fedad_components.fedsd.state import trainable_names
 from fedad_components.flare.aggregator import FedADAggregator, RoundOfUpdates
 from fedad_components.flare.audit import audit, payload
 from fedad_components.flare.context import SENDER_PROP, known_code, register_tensors, set_configuration
-from fedad_components.flare.persistor import ATSA_STATE, LEDGER_HEADS, NEXT_ROUND, RECORD
+from fedad_components.flare.persistor import ATSA_STATE, BEST, LEDGER_HEADS, MONITOR_STATE, NEXT_ROUND, RECORD
 from fedad_components.participation import draw_sites
 from fedad_components.privacy.accountant import Charge, epsilon_unit
 from fedad_components.privacy.claim import PrivacyClaim
@@ -69,7 +68,7 @@ class FedADController(ScatterAndGather):
         """``config`` is the experiment's configuration as JSON; the ids name this job's other components."""
         register_tensors()
         self.config = config
-        self._config = FedADConfig.parse(config)
+        self._config = parse_config(config)
         federation = self._config.federation
         super().__init__(
             min_clients=federation.min_sites,
@@ -86,7 +85,9 @@ class FedADController(ScatterAndGather):
         )
         self._digest = self._config.digest()
         self._trainable = trainable_names(self._config)
-        self._atsa = ATSA(self._config.atsa)
+        self._atsa = ATSA(self._config.schedule)
+        self._monitor = algorithm_of(self._config).make_monitor(self._config)
+        self._best: dict[str, torch.Tensor] = {}
         self._records: list[RoundRecord] = []
         self._ledger_heads: dict[str, str] = {}
         self._theta_old: dict[str, Any] = {}
@@ -110,11 +111,21 @@ class FedADController(ScatterAndGather):
         meta = self._global_weights[ModelLearnableKey.META]
         if meta[ATSA_STATE] is not None:
             self._atsa.load_state_dict(meta[ATSA_STATE])
+        if meta[MONITOR_STATE]:
+            self._monitor.load_state_dict(meta[MONITOR_STATE])
+        self._best = meta[BEST]
         self._ledger_heads = dict(meta[LEDGER_HEADS])
         self._start_round = meta[NEXT_ROUND]
         self._num_rounds = max(0, self._config.federation.rounds - self._start_round)
         fl_ctx.set_prop(AppConstants.START_ROUND, self._start_round, private=True, sticky=True)
-        if self._num_rounds == 0:
+        if self._monitor.stopped:
+            self._num_rounds = 0
+            self.log_info(
+                fl_ctx,
+                f"experiment {self._config.federation.experiment!r} has stopped early: its result is the best round's; "
+                f"choose another experiment name to train on",
+            )
+        elif self._num_rounds == 0:
             self.log_info(
                 fl_ctx,
                 f"all {self._config.federation.rounds} rounds of experiment {self._config.federation.experiment!r} are "
@@ -141,7 +152,8 @@ class FedADController(ScatterAndGather):
         present = [
             client.name for client in self._engine.get_clients() if not self.get_client_disconnect_time(client.name)
         ]
-        sites = draw_sites(present, self._config.federation.sites_per_round, self._config.seed, round_number)
+        count = 0 if self._config.surveys(round_number) else self._config.federation.sites_per_round
+        sites = draw_sites(present, count, self._config.seed, round_number)
         if len(sites) < self._min_clients:
             self.system_panic(
                 f"round {round_number}: {len(sites)} site(s) present ({', '.join(sites) or 'none'}), the quorum "
@@ -168,6 +180,7 @@ class FedADController(ScatterAndGather):
             round=round_number,
             lambda_t=self._atsa.lambda_t,
             ledger_heads={site_key(experiment, site): head for site, head in self._ledger_heads.items()},
+            bin_edges=self._monitor.bin_edges,
             checkpoint=checkpoint,
         ).model_dump()
         dxo.update_shareable(task.data)
@@ -250,6 +263,11 @@ class FedADController(ScatterAndGather):
         lambda_t = self._atsa.lambda_t
         delta = instability(self._global_weights[ModelLearnableKey.WEIGHTS], self._theta_old, self._trainable)
         lambda_next = self._atsa.update(delta)
+        validation = self._monitor.update(
+            self._current_round, _reported("events", gathered.accepted), _reported("validation", gathered.accepted)
+        )
+        if validation is not None and validation.best:
+            self._best = self._theta_old
         record = RoundRecord(
             round=self._current_round,
             participants=sorted(gathered.accepted),
@@ -263,6 +281,7 @@ class FedADController(ScatterAndGather):
             claims=_reported("claim", gathered.accepted),
             ledger_heads=_reported("ledger_head", gathered.accepted),
             global_claim=self._global_claim(len(gathered.targets)),
+            validation=validation,
             bytes=dict(sorted(gathered.bytes.items())),
             seconds=time.monotonic() - self._round_started,
         )
@@ -272,6 +291,8 @@ class FedADController(ScatterAndGather):
         self._global_weights[ModelLearnableKey.META] = {
             NEXT_ROUND: self._current_round + 1,
             ATSA_STATE: self._atsa.state_dict(),
+            MONITOR_STATE: self._monitor.state_dict(),
+            BEST: self._best,
             RECORD: record,
         }
         self.log_info(
@@ -279,6 +300,9 @@ class FedADController(ScatterAndGather):
             f"round {self._current_round}: instability = {delta:.5f}, next lambda_t = {lambda_next:.4f}, phase "
             f"{record.phase}, accepted {len(record.participants)}, refused {len(record.refused)}",
         )
+        if self._monitor.stopped:
+            self._num_rounds = self._current_round + 1 - self._start_round
+            self.log_info(fl_ctx, f"round {self._current_round}: no better validation for long enough: this is the end")
         is_last = self._current_round + 1 == self._config.federation.rounds
         if is_last and (warning := self._atsa.warning()):
             self.log_warning(fl_ctx, warning)
@@ -291,7 +315,7 @@ class FedADController(ScatterAndGather):
         log.write(
             Kind.AGGREGATED,
             round=record.round,
-            participants={site: meta.n_samples or 1 for site, meta in gathered.accepted.items()},
+            participants={site: self._config.weight(meta.n_samples) for site, meta in gathered.accepted.items()},
             payload=payload(encode(self._global_weights[ModelLearnableKey.WEIGHTS], self._config)),
             instability=record.instability,
             lambda_t=record.lambda_t,

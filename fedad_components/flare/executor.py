@@ -14,9 +14,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from fedad_components.algorithms import parse_config
 from fedad_components.audit.event import Kind, Outcome, Privacy
 from fedad_components.audit.log import AuditError
-from fedad_components.config import FedADConfig
 from fedad_components.flare.audit import audit
 from fedad_components.flare.context import PRIVACY_PROP, data_kind, register_tensors, set_configuration
 from fedad_components.flare.controller import TRAIN_TASK
@@ -57,7 +57,7 @@ class FedADExecutor(Executor):
         super().__init__()
         register_tensors()
         self.config = config
-        self._config = FedADConfig.parse(config)
+        self._config = parse_config(config)
         self._worker: TrainingProcess | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -126,6 +126,7 @@ class FedADExecutor(Executor):
                 lambda_t=task.lambda_t,
                 rules=rules.model_dump(mode="json"),
                 known_ledger_head=task.ledger_heads.get(site_key(task.experiment, site)),
+                bin_edges=task.bin_edges,
             ),
             timeout=self._config.federation.round_timeout,
             should_stop=lambda: bool(abort_signal.triggered),

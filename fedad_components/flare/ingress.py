@@ -7,6 +7,7 @@ same check again, which is all there is in FLARE's simulator.
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.dxo import DXO, DataKind
@@ -19,7 +20,7 @@ from nvflare.private.defs import TaskConstant
 
 from fedad_components.audit.event import Kind
 from fedad_components.audit.log import AuditError
-from fedad_components.config import FedADConfig
+from fedad_components.config import ExperimentConfig
 from fedad_components.flare.audit import Record, audit, payload
 from fedad_components.flare.channels import plain
 from fedad_components.flare.context import configuration, expected_tensors, only, read_dxo
@@ -51,7 +52,7 @@ _PEER_HEADERS = {ReservedHeaderKey.PEER_CTX, ReservedHeaderKey.PEER_PROPS}
 """The server's properties: nothing of FedAD's reads them, and they end here."""
 
 
-def check_task(shareable: Shareable, config: FedADConfig) -> tuple[TaskMeta, dict[str, torch.Tensor]]:
+def check_task(shareable: Shareable, config: ExperimentConfig) -> tuple[TaskMeta, dict[str, torch.Tensor]]:
     """A task's meta and theta^t as it was sent.
 
     Raises:
@@ -72,17 +73,26 @@ def check_task(shareable: Shareable, config: FedADConfig) -> tuple[TaskMeta, dic
     if not task.round < config.federation.rounds:
         raise WireError(f"round {task.round} is beyond federation.rounds {config.federation.rounds}")
     _check_lambda(task.lambda_t, config)
+    _check_edges(task, config)
     check_tensors(dxo.data, expected_tensors(config), wire_dtype(config))
     return task, dxo.data
 
 
-def _check_lambda(lambda_t: float, config: FedADConfig) -> None:
-    atsa = config.atsa
+def _check_lambda(lambda_t: float, config: ExperimentConfig) -> None:
+    atsa = config.schedule
     low, high = (
         (atsa.lambda_fixed, atsa.lambda_fixed) if atsa.schedule == "fixed" else (atsa.lambda_min, atsa.lambda_max)
     )
     if not low - 1e-9 <= lambda_t <= high + 1e-9:
         raise WireError(f"lambda_t {lambda_t} is outside [{low}, {high}]")
+
+
+def _check_edges(task: TaskMeta, config: ExperimentConfig) -> None:
+    found, expected = task.bin_edges, config.edge_count(task.round)
+    if (None if found is None else len(found)) != expected:
+        raise WireError(f"bin_edges: expected {expected or 'no'} edges in round {task.round}")
+    if any(low >= high for low, high in pairwise(found or [])):
+        raise WireError("bin_edges: expected ascending times")
 
 
 class StrictIngress(Filter):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
 
 from fedad_components import checkpoint, records
+from fedad_components.algorithms import algorithm_of, initial_state
 from fedad_components.audit.event import Kind
 from fedad_components.checkpoint import Checkpoint
-from fedad_components.fedsd.state import initial_state, save_extractor
 from fedad_components.files import FileLock, write_atomic
 from fedad_components.flare.audit import audit
 from fedad_components.flare.context import configuration
@@ -23,12 +22,15 @@ from fedad_components.records import RoundRecord, append_record, read_records
 
 NEXT_ROUND = "next_round"
 ATSA_STATE = "atsa"
+MONITOR_STATE = "monitor"
+BEST = "best"
 RECORD = "record"
 LEDGER_HEADS = "ledger_heads"
 
 RESULTS_DIR = "fedad"
 """Folder in the job's run folder: what ``download_job`` brings to the operator."""
-EXTRACTOR_FILE = "extractor.safetensors"
+LAST_FILE = "last.safetensors"
+"""The last round's weights, where those of another round did better on the sites' validation patients."""
 CONFIG_FILE = "config.json"
 
 
@@ -68,15 +70,23 @@ class FedADPersistor(ModelPersistor):
             )
             audit(fl_ctx).write(Kind.MODEL_RESUMED, round=saved.next_round)
             # The job that finished those rounds may have died before its operator could download them.
-            self._write_results(saved.theta, saved.next_round, fl_ctx)
+            self._write_results(saved, fl_ctx)
             told = [record.ledger_heads for record in read_records(folder / records.FILE_NAME)]
             heads = {site: head for earlier in (*told, heads) for site, head in earlier.items()}
             return make_model_learnable(
                 saved.theta,
-                {NEXT_ROUND: saved.next_round, ATSA_STATE: saved.atsa, LEDGER_HEADS: heads},
+                {
+                    NEXT_ROUND: saved.next_round,
+                    ATSA_STATE: saved.atsa,
+                    MONITOR_STATE: saved.monitor,
+                    BEST: saved.best,
+                    LEDGER_HEADS: heads,
+                },
             )
         theta = initial_state(config, site.root)
-        return make_model_learnable(theta, {NEXT_ROUND: 0, ATSA_STATE: None, LEDGER_HEADS: heads})
+        return make_model_learnable(
+            theta, {NEXT_ROUND: 0, ATSA_STATE: None, MONITOR_STATE: {}, BEST: {}, LEDGER_HEADS: heads}
+        )
 
     def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
         """Write the round's record, the checkpoint, and the job's results, in this order.
@@ -90,16 +100,29 @@ class FedADPersistor(ModelPersistor):
         # First: a head too new is refused, and mended by the round that is repeated; one that is forgotten, never.
         remember_heads(SitePaths.from_context(fl_ctx).ledger_heads, record.ledger_heads)
         append_record(folder / records.FILE_NAME, record)
-        Checkpoint(theta, meta[NEXT_ROUND], meta[ATSA_STATE], config.identity()).save(folder / checkpoint.FILE_NAME)
+        saved = Checkpoint(
+            theta, meta[NEXT_ROUND], meta[ATSA_STATE], config.identity(), meta[MONITOR_STATE], meta[BEST]
+        )
+        saved.save(folder / checkpoint.FILE_NAME)
         audit(fl_ctx).write(Kind.MODEL_SAVED, round=record.round)
-        self._write_results(theta, meta[NEXT_ROUND], fl_ctx)
+        self._write_results(saved, fl_ctx)
 
     @staticmethod
-    def _write_results(theta: dict[str, torch.Tensor], next_round: int, fl_ctx: FLContext) -> None:
+    def _write_results(saved: Checkpoint, fl_ctx: FLContext) -> None:
         config = configuration(fl_ctx)
         folder = SitePaths.from_context(fl_ctx).experiment(config.federation.experiment)
         results = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / RESULTS_DIR
         results.mkdir(exist_ok=True)
         write_atomic(results / records.FILE_NAME, (folder / records.FILE_NAME).read_bytes())
         write_atomic(results / CONFIG_FILE, json.dumps(config.to_json(), indent=1).encode("utf-8"))
-        save_extractor(results / EXTRACTOR_FILE, theta, config, {"rounds": str(next_round)})
+        algorithm = algorithm_of(config)
+        last = {"rounds": str(saved.next_round)}
+        described = {name: json.dumps(value) for name, value in saved.monitor.items()}
+        if saved.best:
+            algorithm.save_model(results / LAST_FILE, saved.theta, config, described | last)
+        algorithm.save_model(
+            results / algorithm.model_file,
+            saved.best or saved.theta,
+            config,
+            described | ({"rounds": described["best_round"]} if saved.best else last),
+        )

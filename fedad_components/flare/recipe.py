@@ -1,4 +1,5 @@
-"""FedADRecipe: FedAD as FLARE's users expect an algorithm, in the simulator, in production, or as an exported job.
+"""FedADRecipe and HistoFLRecipe: algorithms as FLARE's users expect them, in the simulator, in production, or as an
+exported job.
 
 Example::
 
@@ -15,12 +16,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar, Generic
 
 from nvflare.job_config.api import FedJob
 from nvflare.recipe import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
+from fedad_components.algorithms import ALGORITHMS, Config
 from fedad_components.config import ConfigError, FedADConfig
 from fedad_components.files import make_private_dir, write_atomic
 from fedad_components.flare.aggregator import FedADAggregator
@@ -31,34 +35,39 @@ from fedad_components.flare.persistor import FedADPersistor
 from fedad_components.flare.shareable_generator import FedADShareableGenerator
 from fedad_components.flare.site import SIMULATED_SITES
 from fedad_components.flare.tracking import RoundTracker, Tracker, make_receiver
+from fedad_components.mil.config import HistoFLConfig
 
-JOB_NAME = "fedad_job"
 SITES_DIR = "fedad_sites"
 """Key of SimEnv's ``extra``: the folder with one private folder a simulated site."""
 
 
-class FedADRecipe(Recipe):
+class ExperimentRecipe(Recipe, Generic[Config]):
     """One experiment: controller, gate, persistor and executor around one configuration, and no job code.
 
     Server and sites get the same configuration and compare its digest in every round. The job's folder holds JSON only,
     so that sites which forbid custom code (BYOC) run it.
     """
 
+    algorithm: ClassVar[str]
+
     def __init__(
-        self, config: FedADConfig | None = None, *, name: str = JOB_NAME, tracking: Tracker | None = None
+        self, config: Config | None = None, *, name: str | None = None, tracking: Tracker | None = None
     ) -> None:
         """
         Args:
             config: the experiment; by default the paper's form.
-            name: FLARE's name of the job. The experiment's own name is ``config.federation.experiment``.
+            name: FLARE's name of the job; by default ``<algorithm>_job``. The experiment's own name is
+                ``config.federation.experiment``.
             tracking: where the server also writes the numbers of each round; by default nowhere but ``rounds.jsonl``.
 
         Raises:
             TrackerMissing: if the packages of ``tracking`` are not installed.
         """
-        self.config = config or FedADConfig.parse({})
+        self.config = config or ALGORITHMS[self.algorithm][0].parse({})
         data = self.config.to_json()
-        job = FedJob(name=name, min_clients=self.config.federation.min_sites)
+        job = FedJob(
+            name=f"{self.algorithm}_job" if name is None else name, min_clients=self.config.federation.min_sites
+        )
         job.set_app_packages(["fedad_components"])  # installed at every site: nothing is copied into the job
         job.to_server(FedADPersistor(), id="persistor")
         job.to_server(FedADShareableGenerator(), id="shareable_generator")
@@ -90,7 +99,24 @@ class FedADRecipe(Recipe):
         write_atomic(local / "resources.json", json.dumps(policy, indent=2).encode("ascii"))
 
 
-def export_job(recipe: FedADRecipe, out: str | Path) -> Path:
+class FedADRecipe(ExperimentRecipe[FedADConfig]):
+    """An experiment of FedAD, or of a method that it is compared with."""
+
+    algorithm = "fedad"
+
+
+class HistoFLRecipe(ExperimentRecipe[HistoFLConfig]):
+    """An experiment of HistoFL: classification or survival from bags of features."""
+
+    algorithm = "histofl"
+
+
+RECIPES: Mapping[str, type[ExperimentRecipe[Any]]] = {
+    recipe.algorithm: recipe for recipe in (FedADRecipe, HistoFLRecipe)
+}
+
+
+def export_job(recipe: ExperimentRecipe[Any], out: str | Path) -> Path:
     """Write ``out/<name>`` anew and return it; files of an earlier export do not linger in it.
 
     Raises:

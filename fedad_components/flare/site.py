@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedad_components.config import FedADConfig, explain
+from fedad_components.config import ExperimentConfig, explain
 from fedad_components.files import make_private_dir
 from fedad_components.imaging.catalogue import UniqueKeyLoader
 from fedad_components.ledger_heads import FILE_NAME as LEDGER_HEADS
@@ -183,25 +183,25 @@ class SitePolicy(BaseModel):
         except ValidationError as error:
             raise ValueError(f"data_sets.{data_set}: {'; '.join(explain(PrivacyRules, error))}") from None
 
-    def check(self, config: FedADConfig) -> None:
+    def check(self, config: ExperimentConfig) -> None:
         """Refuse a job that this site does not allow, from its configuration alone.
 
         Raises:
             PolicyRefused: naming the rule.
         """
-        if config.loss.head == "aggregated" and not self.allow_aggregated_head:
+        if Rule.ALLOW_AGGREGATED_HEAD in config.permissions and not self.allow_aggregated_head:
             raise PolicyRefused(
                 Rule.ALLOW_AGGREGATED_HEAD,
                 "it is false in this site's policy.yaml, and the job asks for loss.head = 'aggregated': the site does "
                 "not send its projection head",
             )
-        if config.method == "feddg" and not self.allow_shared_spectra:
+        if Rule.ALLOW_SHARED_SPECTRA in config.permissions and not self.allow_shared_spectra:
             raise PolicyRefused(
                 Rule.ALLOW_SHARED_SPECTRA,
                 "it is false in this site's policy.yaml, and the job asks for method 'feddg', which sends amplitude "
                 "spectra of single images to the other sites: the site does not send them",
             )
-        public = config.privacy.public_data_set
+        public = config.public_data_set
         if public is not None and public not in self.public_data_sets:
             raise PolicyRefused(
                 Rule.PUBLIC_DATA_SETS,

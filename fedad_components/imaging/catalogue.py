@@ -50,7 +50,10 @@ class DataSet(_Entry):
     """One data set of a site."""
 
     id: str = Field(pattern=NAME_PATTERN)
-    folder: Path = Field(description="folder of the images; nothing outside it is ever read")
+    kind: Literal["images", "bags"] = Field(
+        "images", description="images; or bags: a folder that `fedad slides prepare` wrote (HistoFL)"
+    )
+    folder: Path = Field(description="folder of the files; nothing outside it is ever read")
     pattern: tuple[str, ...] = Field(("*",), description="file-name patterns such as '*.dcm', in all subfolders")
     files: tuple[str, ...] | Path | None = Field(
         None, description="instead of a pattern: paths relative to the folder, or a text file with one path a line"
@@ -100,6 +103,8 @@ class DataSet(_Entry):
     def _consistent(self) -> DataSet:
         if self.files is not None and self.pattern != ("*",):
             raise ValueError("files and pattern exclude each other: expected one of them")
+        if self.kind == "bags" and self.model_fields_set - {"id", "kind", "folder", "units"}:
+            raise ValueError("kind bags: expected folder, and units, alone: the prepared folder says the rest")
         if self.modalities and self.reader in ("pillow", "nifti"):
             raise ValueError(f"modalities is for DICOM files: expected reader auto or dicom, not {self.reader}")
         return self

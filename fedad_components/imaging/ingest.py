@@ -49,6 +49,8 @@ def ingest(
         DataRefused: if more than ``max_rejected`` of the files were rejected, or none is usable.
         IngestError: if the cache cannot be written, or another ingest holds it for an hour.
     """
+    if data_set.kind != "images":
+        raise CatalogueError(f"data set {data_set.id!r} holds {data_set.kind}: expected `kind: images`")
     folder = cache_folder(cache_dir, data_set, side)
     data_set.rows()  # a wrong table must not show only after hours of decoding
     try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from fedad_components.config import FedADConfig
+    from fedad_components.config import ExperimentConfig
 
 LARGEST_RATIO = 1.0
 """Noise over update, as lengths, above which the noise is longer than all updates together can be."""
@@ -69,7 +69,7 @@ def noise_ratio(sites: int, noise_multiplier: float, dimensions: int) -> float:
     return noise_multiplier * math.sqrt(dimensions) / sites
 
 
-def check_size(sites: int, config: FedADConfig) -> None:
+def check_size(sites: int, config: ExperimentConfig) -> None:
     """Refuse a federation in which the noise drowns the update, unless ``privacy.force_small_federation``.
 
     Args:
@@ -79,7 +79,7 @@ def check_size(sites: int, config: FedADConfig) -> None:
     Raises:
         ClientDPRefused: if z sqrt(d) / M exceeds 1.
     """
-    from fedad_components.fedsd.state import wire_spec
+    from fedad_components.algorithms import wire_spec
 
     z = config.privacy.noise_multiplier
     dimensions = sum(math.prod(shape) for shape in wire_spec(config).values())

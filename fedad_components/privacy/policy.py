@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
-    from fedad_components.config import FedADConfig
+    from fedad_components.config import ExperimentConfig
 
 
 def _no_truth_value(value: object) -> object:
@@ -31,6 +31,7 @@ class Rule(str, Enum):
     MAX_EPSILON_RECORD = "max_epsilon_record"
     MAX_DELTA = "max_delta"
     MIN_PATIENTS = "min_patients"
+    MIN_CELL_COUNT = "min_cell_count"
     ALLOW_AGGREGATED_HEAD = "allow_aggregated_head"
     ALLOW_SHARED_SPECTRA = "allow_shared_spectra"
     PUBLIC_DATA_SETS = "public_data_sets"
@@ -65,9 +66,12 @@ class PrivacyRules(BaseModel):
         default=1e-5, description="largest privacy.delta of a dp_sgd or client_dp job"
     )
     min_patients: int = Field(default=0, ge=0, description="fewest patients that the data set must have")
+    min_cell_count: int = Field(
+        default=5, ge=1, description="fewest patients behind a count that leaves the site (HistoFL's counts.min_cell)"
+    )
 
 
-def check_rules(config: FedADConfig, rules: PrivacyRules) -> None:
+def check_rules(config: ExperimentConfig, rules: PrivacyRules) -> None:
     """Refuse a job below the rules, from its configuration alone; the ledger keeps the budgets.
 
     Raises:
@@ -79,6 +83,13 @@ def check_rules(config: FedADConfig, rules: PrivacyRules) -> None:
             Rule.REQUIRED_MODE,
             f"this site requires privacy.mode {rules.required_mode!r} for data set {config.federation.data_set!r}, the "
             f"job has {privacy.mode!r}",
+        )
+    smallest = config.smallest_cell
+    if smallest is not None and smallest < rules.min_cell_count:
+        raise PolicyRefused(
+            Rule.MIN_CELL_COUNT,
+            f"this site lets no count of fewer than {rules.min_cell_count} patients out, and the job asks for counts "
+            f"from {smallest} on",
         )
     if privacy.mode not in ("dp_sgd", "client_dp"):
         return

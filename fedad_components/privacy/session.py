@@ -7,57 +7,65 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fedad_components.audit.event import Privacy
 from fedad_components.privacy.client_dp import clip_update
 from fedad_components.privacy.ledger import Entry, Ledger, LedgerError
 from fedad_components.privacy.mechanism import secure_generator
-from fedad_components.privacy.plan import sample_rate
+from fedad_components.privacy.plan import sample_rate, steps_per_epoch
 from fedad_components.privacy.policy import PrivacyRules, check_patients
-from fedad_components.privacy.trainer import PrivateTrainer, make_trainer
 from fedad_components.privacy.units import UnitsError, assign_units, key_fingerprint, unit_key
 from fedad_components.privacy.weight_noise import add_weight_noise
-from fedad_components.wire import SILENT_MODES
 
 if TYPE_CHECKING:
-    from fedad_components.config import FedADConfig
-    from fedad_components.fedsd.trainer import LocalTrainer, RoundResult
-    from fedad_components.imaging.cache import CachedImages
+    from fedad_components.algorithms import SiteData, Trainer
+    from fedad_components.config import ExperimentConfig, PrivacyConfig
+    from fedad_components.fedsd.trainer import RoundResult
     from fedad_components.imaging.catalogue import DataSet
 
 logger = logging.getLogger("fedad.privacy")
+
+
+def protect(
+    theta_k: dict[str, torch.Tensor], theta: Mapping[str, torch.Tensor], privacy: PrivacyConfig
+) -> dict[str, torch.Tensor]:
+    """theta_k as it may leave: clipped for client_dp, with noise for weight_noise, else as trained."""
+    if privacy.mode == "weight_noise":
+        return add_weight_noise(theta_k, privacy.weight_noise_alpha, secure_generator())
+    if privacy.mode == "client_dp":
+        clipped = clip_update({name: tensor - theta[name] for name, tensor in theta_k.items()}, privacy.max_grad_norm)
+        return {name: theta[name] + tensor for name, tensor in clipped.items()}
+    return theta_k
 
 
 class PrivacySession:
     """One job at one site: each round is charged to the site's ledger before it is trained.
 
     Raises:
-        UnitsError: under dp_sgd, if the catalogue declares no units, or an image has no patient where it needs one.
+        UnitsError: under dp_sgd, if the catalogue declares no units, or a record has no patient where it needs one.
     """
 
     def __init__(
         self,
-        config: FedADConfig,
+        config: ExperimentConfig,
         data_set: DataSet,
-        cached: CachedImages,
+        opened: SiteData,
         *,
         site: str,
         job_id: str,
         ledger: Ledger,
         unit_key_file: str | Path,
-        public_images: np.ndarray | None = None,
     ) -> None:
         self._config, self._data_set, self._job_id, self._ledger = config, data_set, job_id, ledger
-        # An image without a patient counts as one of its own, as it does for bundles.
+        # A record without a patient counts as one of its own, as it does for bundles.
         self._patients = len(
-            {patient or ("", file) for patient, file in zip(cached.patients, cached.files, strict=True)}
+            {patient or ("", file) for patient, file in zip(opened.patients, opened.files, strict=True)}
         )
         self._protection: dict[str, Any] = {}
-        self.trainer: LocalTrainer
+        self.trainer: Trainer
         if config.privacy.mode != "dp_sgd":
-            self.trainer = make_trainer(config, cached.images, site)
+            self.trainer = opened.trainer(site)
             return
         if data_set.units is None:
             raise UnitsError(
@@ -65,12 +73,8 @@ class PrivacySession:
                 f"privacy units: add `units: N` to the data set in catalogue.yaml (docs/privacy.md says which N)"
             )
         key = unit_key(unit_key_file)
-        units = assign_units(cached.patients, cached.files, config.privacy.unit, data_set.units, key)
-        trainer = make_trainer(
-            config, cached.images, site, units=units, declared_units=data_set.units, public_images=public_images
-        )
-        assert isinstance(trainer, PrivateTrainer)
-        self.trainer = trainer
+        units = assign_units(opened.patients, opened.files, config.privacy.unit, data_set.units, key)
+        self.trainer = opened.trainer(site, units, data_set.units)
         self._protection = {
             "unit": config.privacy.unit,
             "units": data_set.units,
@@ -78,7 +82,7 @@ class PrivacySession:
             "noise_multiplier": config.privacy.noise_multiplier,
             "max_grad_norm": config.privacy.max_grad_norm,
             "sample_rate": sample_rate(data_set.units, config.privacy.units_per_step),
-            "steps": trainer.steps_per_round,
+            "steps": config.training.epochs * steps_per_epoch(data_set.units, config.privacy.units_per_step),
             "delta": config.privacy.delta,
         }
 
@@ -136,19 +140,16 @@ class PrivacySession:
         )
 
     def protect(self, theta_k: dict[str, torch.Tensor], theta: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """theta_k as it may leave: clipped for client_dp, with noise for weight_noise, else as trained."""
-        privacy = self._config.privacy
-        if privacy.mode == "weight_noise":
-            return add_weight_noise(theta_k, privacy.weight_noise_alpha, secure_generator())
-        if privacy.mode == "client_dp":
-            clipped = clip_update(
-                {name: tensor - theta[name] for name, tensor in theta_k.items()}, privacy.max_grad_norm
-            )
-            return {name: theta[name] + tensor for name, tensor in clipped.items()}
-        return theta_k
+        """theta_k as it may leave; see :func:`protect`."""
+        return protect(theta_k, theta, self._config.privacy)
 
-    def meta(self, result: RoundResult) -> dict[str, Any]:
+    def meta(self, round_number: int, result: RoundResult) -> dict[str, Any]:
         """What may leave with the update, as JSON: keys of ``wire.ResultMeta``."""
-        if self._config.privacy.mode in SILENT_MODES:
-            return self._charged
-        return self._charged | {"n_samples": result.n_samples, "losses": result.losses[-1]}
+        told = {
+            "n_samples": result.n_samples,
+            "losses": result.losses[-1] if result.losses else None,
+            "events": result.events,
+            "validation": result.validation,
+        }
+        wanted = self._config.reports(round_number)
+        return self._charged | {name: value for name, value in told.items() if name in wanted}

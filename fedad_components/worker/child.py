@@ -1,4 +1,4 @@
-"""The process that trains: opens the site's images once, then trains a round for each request until its parent ends."""
+"""The process that trains: opens the site's data once, then trains a round for each request until its parent ends."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from fedad_components.wire import Reason
 from fedad_components.worker.protocol import Message, receive, send
-
-if TYPE_CHECKING:
-    from fedad_components.imaging.cache import CachedImages
-    from fedad_components.imaging.catalogue import DataSet
 
 logger = logging.getLogger("fedad.worker")
 
@@ -50,39 +46,29 @@ class _Site:
 
     def __init__(self, request: Message) -> None:
         # Heavy imports come after the frame streams are set up, and only in this process.
-        from fedad_components.config import FedADConfig
-        from fedad_components.imaging.cache import cache_side
+        from fedad_components.algorithms import algorithm_of, parse_config
         from fedad_components.imaging.catalogue import Catalogue
-        from fedad_components.imaging.ingest import ingest
         from fedad_components.privacy.ledger import Ledger
         from fedad_components.privacy.session import PrivacySession
         from fedad_components.worker.site_state import SiteStateStore
 
         fields = request.fields
-        config = FedADConfig.parse(fields["config"])
+        config = parse_config(fields["config"])
         folder = Path(fields["state_dir"]) / config.federation.experiment
         self._store = SiteStateStore(folder, config.identity())
         self._store.lock()
         catalogue = Catalogue.load(fields["catalogue"])
-        data_set = catalogue.data_set(config.federation.data_set)
-
-        def read(wanted: DataSet) -> CachedImages:
-            cached = ingest(wanted, fields["cache_dir"], cache_side(config.model.image_size))
-            logger.info("data set %s: %s", wanted.id, cached.account.summary())
-            return cached
-
-        public = config.privacy.public_data_set
-        cached = read(data_set)
-        self.images = len(cached.files)
+        opened = algorithm_of(config).open_site(config, catalogue, fields["cache_dir"])
+        self.images = len(opened.files)
+        self._config = config
         self._session = PrivacySession(
             config,
-            data_set,
-            cached,
+            catalogue.data_set(config.federation.data_set),
+            opened,
             site=fields["site"],
             job_id=fields["job_id"],
             ledger=Ledger(fields["ledger"], fields["ledger_head"]),
             unit_key_file=fields["unit_key"],
-            public_images=read(catalogue.data_set(public)).images if public else None,
         )
 
     def train(self, request: Message, replies: BinaryIO) -> None:
@@ -102,10 +88,14 @@ class _Site:
             float(fields["lambda_t"]),
             round_number,
             on_epoch=lambda epoch, losses: send(replies, Message("epoch", {"epoch": epoch, "losses": losses})),
+            **({"bin_edges": fields["bin_edges"]} if fields["bin_edges"] else {}),
         )
         self._store.save(round_number, trainer.site_state())
-        update = self._session.protect(result.update, request.tensors)
-        send(replies, Message("result", {"meta": self._session.meta(result), "seconds": result.seconds}, update))
+        update = result.update
+        if not self._config.surveys(round_number):
+            update = self._session.protect(update, request.tensors)
+        meta = self._session.meta(round_number, result)
+        send(replies, Message("result", {"meta": meta, "seconds": result.seconds}, update))
 
 
 def _reason(error: Exception) -> Reason:

@@ -64,6 +64,8 @@ class RoundOrder:
     """The site's rules for this data set, as JSON (:class:`~fedad_components.privacy.policy.PrivacyRules`)."""
     known_ledger_head: str | None = None
     """Head of the site's ledger in the last result that the server has of it."""
+    bin_edges: list[float] | None = None
+    """Inner edges of survival's time bins, where the server has sent them."""
 
 
 @dataclass(frozen=True)

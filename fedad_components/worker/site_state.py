@@ -24,7 +24,7 @@ class SiteStateError(RuntimeError):
 class SiteStateStore:
     """Files under ``<kit>/local/fedad/state/<experiment>/``, 0700/0600, used by one process at a time.
 
-    ``identity`` is ``FedADConfig.identity()``: a head belongs to the configuration it was trained under.
+    ``identity`` is ``ExperimentConfig.identity()``: a head belongs to the configuration it was trained under.
     """
 
     def __init__(self, folder: str | Path, identity: str) -> None:

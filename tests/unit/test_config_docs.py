@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from fedad_components import config_docs
 from fedad_components.config import FedADConfig
+from fedad_components.mil.config import HistoFLConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -28,7 +29,7 @@ def test_page_is_what_the_classes_say() -> None:
 
 def test_every_key_has_a_row() -> None:
     page = config_docs.render_markdown()
-    for key in leaves("", FedADConfig().to_json()):
+    for key in (*leaves("", FedADConfig().to_json()), *leaves("", HistoFLConfig().to_json())):
         assert f"| `{key}` | " in page
 
 

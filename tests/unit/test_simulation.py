@@ -74,6 +74,8 @@ def test_what_cannot_be_simulated_is_refused() -> None:
     config = configuration()
     with pytest.raises(SimulationError, match=r"1 site.* federation\.min_sites is 2"):
         Simulation(config, {"north": LocalTrainer(config, SITES["north"], "north", "cpu")})
-    noisy = FedADConfig.parse({"privacy": {"mode": "weight_noise"}})
-    with pytest.raises(SimulationError, match="'weight_noise' needs a federation"):
+    noisy = FedADConfig.parse(
+        {"privacy": {"mode": "client_dp"}, "federation": {"update": "difference"}, "model": {"norm": "group"}}
+    )
+    with pytest.raises(SimulationError, match="'client_dp' needs a federation"):
         Simulation(noisy, trainers(config))

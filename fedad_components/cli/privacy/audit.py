@@ -67,7 +67,7 @@ def audit(
     2 cores with every weight trained; seconds with
     --set privacy.trainable=affine_and_head.
     """
-    parsed = read_config(config, settings)
+    parsed = read_config(config, settings, "fedad")
     from fedad_components.privacy.audit import AuditError, AuditPlan, run_audit
 
     surfaces = ("mechanism", "update") if surface is Surface.BOTH else (surface.value,)

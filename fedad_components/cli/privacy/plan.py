@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedad_components.cli.messages import complain
-from fedad_components.config import FederationConfig, PrivacyConfig, TrainingConfig
+from fedad_components.config import FederationConfig, ImagePrivacyConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from fedad_components.privacy.plan import Plan
@@ -23,7 +23,7 @@ EPILOG = (
     "fedad privacy plan --units 625 --units-per-step 32 --target-epsilon 8 --figure plan.svg"
 )
 
-_PRIVACY, _TRAINING, _FEDERATION = PrivacyConfig(), TrainingConfig(), FederationConfig()
+_PRIVACY, _TRAINING, _FEDERATION = ImagePrivacyConfig(), TrainingConfig(), FederationConfig()
 
 
 class Unit(str, Enum):

@@ -13,7 +13,7 @@ from fedad_components.flare.audit import JobAudit
 from fedad_components.flare.channels import JobChannels
 from fedad_components.flare.egress import StrictEgress
 from fedad_components.flare.ingress import StrictIngress
-from fedad_components.flare.recipe import JOB_NAME, FedADRecipe, export_job
+from fedad_components.flare.recipe import FedADRecipe, HistoFLRecipe, export_job
 
 JOBS = Path(__file__).parents[3] / "jobs"
 
@@ -29,9 +29,13 @@ def components(value: object) -> list[str]:
     return [path for item in value for path in components(item)] if isinstance(value, list) else []
 
 
-def test_the_job_in_the_repository_is_what_the_recipe_exports(tmp_path: Path) -> None:
-    exported = export_job(FedADRecipe(), tmp_path)
-    assert tree(JOBS / JOB_NAME) == tree(exported), "run: fedad job export --out jobs --force"
+@pytest.mark.parametrize("recipe", [FedADRecipe, HistoFLRecipe])
+def test_the_jobs_in_the_repository_are_what_the_recipes_export(
+    tmp_path: Path, recipe: type[FedADRecipe] | type[HistoFLRecipe]
+) -> None:
+    exported = export_job(recipe(), tmp_path)
+    command = f"fedad job export --out jobs --force --set algorithm={recipe.algorithm}"
+    assert tree(JOBS / exported.name) == tree(exported), f"run: {command}"
 
 
 def test_the_job_holds_json_only(tmp_path: Path) -> None:

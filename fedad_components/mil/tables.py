@@ -1,0 +1,67 @@
+"""The public grids of an experiment's counts, and the sum of what the sites sent on them. Imports numpy, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedad_components.mil.bins import EventHistogram
+from fedad_components.mil.counts import Grid, Ints
+from fedad_components.mil.federated_metrics import Confusion, RiskTimeHistogram, ScoreHistogram
+
+if TYPE_CHECKING:
+    from fedad_components.mil.config import HistoFLConfig
+    from fedad_components.reports import ValidationCounts
+
+
+def score_grid(config: HistoFLConfig) -> Grid:
+    """Of probabilities."""
+    return Grid(0.0, 1.0, config.counts.score_depth)
+
+
+def time_grid(config: HistoFLConfig) -> Grid:
+    """Of times, to ``target.horizon``."""
+    return Grid(0.0, config.target.horizon, config.counts.time_depth)
+
+
+def risk_grid(config: HistoFLConfig) -> Grid:
+    """Of predicted risks -sum S(r), which lie in [-R, 0]."""
+    return Grid(-float(config.target.bins), 0.0, config.counts.risk_depth)
+
+
+def event_table(counts: list[int], config: HistoFLConfig) -> EventHistogram:
+    """A site's survey."""
+    return EventHistogram(_ints(counts), (time_grid(config),))
+
+
+def risk_table(sites: Iterable[ValidationCounts], config: HistoFLConfig) -> RiskTimeHistogram:
+    """The sites' validation of survival, added up."""
+    grids = (risk_grid(config), time_grid(config))
+    shape = (2, *(grid.cells for grid in grids))
+    return RiskTimeHistogram(sum((_ints(site.risks).reshape(shape) for site in sites), start=_zeros(shape)), grids)
+
+
+def score_tables(sites: Iterable[ValidationCounts], config: HistoFLConfig) -> list[ScoreHistogram]:
+    """The sites' scores of each class, added up."""
+    grid, of_sites = score_grid(config), [site.scores or [] for site in sites]
+    shape = (2, grid.cells)
+    return [
+        ScoreHistogram(sum((_ints(scores[c]).reshape(shape) for scores in of_sites), start=_zeros(shape)), (grid,))
+        for c in range(len(config.target.classes))
+    ]
+
+
+def confusion_table(sites: Iterable[ValidationCounts], config: HistoFLConfig) -> Confusion:
+    """The sites' confusion, added up."""
+    shape = (len(config.target.classes),) * 2
+    return Confusion(sum((_ints(site.confusion).reshape(shape) for site in sites), start=_zeros(shape)))
+
+
+def _ints(counts: list[int] | None) -> Ints:
+    return np.asarray(counts, dtype=np.int64)
+
+
+def _zeros(shape: tuple[int, ...]) -> Ints:
+    return np.zeros(shape, dtype=np.int64)
