@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedad_components.methods import METHODS, MethodName
+from fedad_components.methods import METHODS, MethodCard, MethodName
+from fedad_components.presets import PRESETS, PresetName
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -308,7 +309,11 @@ class FederationConfig(_Section):
 class FedADConfig(_Section):
     """The whole configuration of an experiment: what a job carries, and what sites and server compare by digest."""
 
-    preset: Literal["paper"] = Field("paper", description="the form of the method that the defaults stand for")
+    preset: PresetName = Field(
+        "paper",
+        description="fills in the settings that the job leaves out; paper: the paper's form; recommended: what the "
+        "benchmark supports (docs/results.md)",
+    )
     method: MethodName = Field(
         "fedad", description="FedAD, or a method to compare it with (docs/methods.md); it brings its own settings"
     )
@@ -324,19 +329,19 @@ class FedADConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _settings_of_the_method(cls, data: Any) -> Any:
-        """Fill in what the method brings along, where the job does not say it itself."""
-        card = METHODS.get(data.get("method", "fedad")) if isinstance(data, Mapping) else None
-        if card is None or not card.settings:
+    def _what_the_job_leaves_out(cls, data: Any) -> Any:
+        """Fill it in from the preset, and over that from the method; what the job says itself stays."""
+        if not isinstance(data, Mapping):
             return data
-        given = {name: data.get(name, {}) for name in card.settings}
-        return {
-            **data,
-            **{
-                name: {**card.settings[name], **section} if isinstance(section, Mapping) else section
-                for name, section in given.items()
-            },
-        }
+        filled = dict(data)
+        methods: Mapping[Any, MethodCard] = METHODS
+        presets: Mapping[Any, Mapping[str, Mapping[str, Any]]] = PRESETS
+        card = methods.get(str(data.get("method", "fedad")))
+        for settings in (card.settings if card else {}, presets.get(str(data.get("preset", "paper")), {})):
+            for name, values in settings.items():
+                section = filled.get(name, {})
+                filled[name] = {**values, **section} if isinstance(section, Mapping) else section
+        return filled
 
     @model_validator(mode="after")
     def _is_the_method(self) -> FedADConfig:
@@ -414,13 +419,7 @@ class FedADConfig(_Section):
         Raises:
             ConfigError: if it is missing, not JSON, or not a valid configuration.
         """
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
-        return cls.parse(data)
+        return cls.parse(read_settings(path))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, every default written out."""
@@ -436,6 +435,21 @@ class FedADConfig(_Section):
         for key in ("rounds", "min_sites", "round_timeout", "wait_after_quorum"):
             del data["federation"][key]
         return _sha256(data)
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """What a JSON file sets, not yet validated.
+
+    Raises:
+        ConfigError: if it is missing, or not a JSON object.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
 
 
 def _sha256(data: dict[str, Any]) -> str:

@@ -29,11 +29,11 @@ Settings = Annotated[
 
 def read_config(path: Path | None, settings: list[str] | None) -> Any:
     """The configuration of a file and of ``--set`` options; ends the command with the reason if it is not valid."""
-    from fedad_components.config import ConfigError, FedADConfig
+    from fedad_components.config import ConfigError, FedADConfig, read_settings
     from fedad_components.settings import apply_settings
 
     try:
-        data = FedADConfig.load(path).to_json() if path else {}
+        data = read_settings(path) if path else {}
         return FedADConfig.parse(apply_settings(data, settings or []))
     except ConfigError as error:
         complain(error)
