@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedad_components.methods import METHODS, MethodName
+from fedad_components.methods import METHODS, MethodCard, MethodName
+from fedad_components.presets import PRESETS, PresetName
 from fedad_components.privacy.policy import Rule
 from fedad_components.reports import ValidationCounts
 
@@ -452,7 +453,11 @@ class ExperimentConfig(Section):
 class FedADConfig(ExperimentConfig):
     """An experiment of FedAD: what a job carries, and what sites and server compare by digest."""
 
-    preset: Literal["paper"] = Field("paper", description="the form of the method that the defaults stand for")
+    preset: PresetName = Field(
+        "paper",
+        description="fills in the settings that the job leaves out; paper: the paper's form; recommended: what the "
+        "benchmark supports (docs/results.md)",
+    )
     method: MethodName = Field(
         "fedad", description="FedAD, or a method to compare it with (docs/methods.md); it brings its own settings"
     )
@@ -466,19 +471,19 @@ class FedADConfig(ExperimentConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _settings_of_the_method(cls, data: Any) -> Any:
-        """Fill in what the method brings along, where the job does not say it itself."""
-        card = METHODS.get(data.get("method", "fedad")) if isinstance(data, Mapping) else None
-        if card is None or not card.settings:
+    def _what_the_job_leaves_out(cls, data: Any) -> Any:
+        """Fill it in from the preset, and over that from the method; what the job says itself stays."""
+        if not isinstance(data, Mapping):
             return data
-        given = {name: data.get(name, {}) for name in card.settings}
-        return {
-            **data,
-            **{
-                name: {**card.settings[name], **section} if isinstance(section, Mapping) else section
-                for name, section in given.items()
-            },
-        }
+        filled = dict(data)
+        methods: Mapping[Any, MethodCard] = METHODS
+        presets: Mapping[Any, Mapping[str, Mapping[str, Any]]] = PRESETS
+        card = methods.get(str(data.get("method", "fedad")))
+        for settings in (card.settings if card else {}, presets.get(str(data.get("preset", "paper")), {})):
+            for name, values in settings.items():
+                section = filled.get(name, {})
+                filled[name] = {**values, **section} if isinstance(section, Mapping) else section
+        return filled
 
     @model_validator(mode="after")
     def _is_the_method(self) -> FedADConfig:
@@ -546,10 +551,10 @@ class FedADConfig(ExperimentConfig):
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """What a JSON file sets, not yet validated.
 
     Raises:
-        ConfigError: if it is missing, or not JSON, or no object.
+        ConfigError: if it is missing, or not a JSON object.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from fedad_components.config import FedADConfig
 from fedad_components.mil.config import HistoFLConfig
+from fedad_components.presets import PRESETS
 
 INTRODUCTION = """\
 # Configuration
@@ -42,6 +43,13 @@ HISTOFL = """\
 A file that says `"algorithm": "histofl"` configures HistoFL: weakly supervised learning on bags of features of slides.
 
 ## HistoFL's top level
+"""
+
+PRESET_INTRODUCTION = """\
+## Presets
+
+A preset fills in what the job leaves out; the job's own settings stay, and a `method` stays what it is. A file that
+writes out every setting, as `fedad config show` prints it, leaves nothing to fill in.
 """
 
 
@@ -120,8 +128,19 @@ def _sections(prefix: str, section: type[BaseModel]) -> list[str]:
     return lines
 
 
+def _presets() -> list[str]:
+    """What each preset sets, a row for each key that one of them sets."""
+    keys = dict.fromkeys((section, key) for preset in PRESETS.values() for section in preset for key in preset[section])
+    forms = {preset: FedADConfig.parse({"preset": preset}).to_json() for preset in PRESETS}
+    rows = [
+        f"| `{section}.{key}` | " + " | ".join(f"`{json.dumps(form[section][key])}`" for form in forms.values()) + " |"
+        for section, key in keys
+    ]
+    return ["", PRESET_INTRODUCTION, f"| key | {' | '.join(forms)} |", "|---" * (1 + len(forms)) + "|", *rows]
+
+
 def render_markdown() -> str:
     """The whole page, ending in a newline."""
-    lines = [INTRODUCTION, "## Top level", "", *_table(FedADConfig), *_sections("", FedADConfig), "", HISTOFL]
-    lines += [*_table(HistoFLConfig), *_sections("", HistoFLConfig)]
+    lines = [INTRODUCTION, "## Top level", "", *_table(FedADConfig), *_presets(), *_sections("", FedADConfig)]
+    lines += ["", HISTOFL, *_table(HistoFLConfig), *_sections("", HistoFLConfig)]
     return "\n".join(lines) + "\n"

@@ -44,7 +44,7 @@ def write_tables(results: Results, folder: str | Path, baseline: str, metric: st
 
 
 def markdown(results: Results, baseline: str, metric: str = "balanced_accuracy") -> str:
-    """Means of every score, tests of one of them against the baseline, costs and footnotes.
+    """One score by every protocol; means of every score, tests of that one against the baseline; costs and footnotes.
 
     Raises:
         StatisticsError: for a metric that no row has, or a baseline that no row is of.
@@ -74,12 +74,53 @@ def _render(template: str, results: Results, baseline: str, metric: str) -> str:
     families = {(family.target, family.protocol): family for family in compare(results.rows, baseline, metric)}
     return environment.from_string(text).render(
         facts=results.facts,
+        overviews=overviews(results.rows, metric),
         sections=list(_sections(results.rows, families)),
         costs=list(_costs(results.rows)),
         baseline=baseline,
         metric=METRICS[metric],
         footnotes=FOOTNOTES,
     )
+
+
+def overviews(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
+    """One for each target: a row for each method, and one score of it by every protocol, as text."""
+    found = []
+    for (target,), members in _grouped(rows, "target").items():
+        transductive = {row.protocol: row.transductive for row in members}
+        cells = {
+            method: [[row.metrics[metric] for row in group if row.protocol == name and metric in row.metrics]
+                     for name in transductive]
+            for (method,), group in _grouped(members, "method").items()
+        }  # fmt: skip
+        found.append(
+            {
+                "target": target,
+                "protocols": [name + (" (transductive)" if late else "") for name, late in transductive.items()],
+                "rows": [
+                    {
+                        "method": method,
+                        "n": len({row.seed for row in group}),
+                        "cells": _marked(cells[method], list(cells.values())),
+                        "nt_xent": _nt_xent(list({row.seed: row for row in group}.values())),
+                    }
+                    for (method,), group in _grouped(members, "method").items()
+                ],
+            }
+        )
+    return found
+
+
+def _marked(scores: Sequence[Sequence[float]], all_scores: Sequence[Sequence[Sequence[float]]]) -> list[dict[str, Any]]:
+    """A method's cells, each with whether it is the best of its column; ``all_scores`` has those of every method."""
+    best = [
+        max((fmean(values) for values in column if values), default=math.nan)
+        for column in zip(*all_scores, strict=True)
+    ]
+    return [
+        {"text": _mean(values), "best": bool(values) and math.isclose(fmean(values), top)}
+        for values, top in zip(scores, best, strict=True)
+    ]
 
 
 def _one_cell(value: object) -> object:
@@ -96,7 +137,6 @@ def _sections(rows: Sequence[Row], families: dict[tuple[str, str], Family]) -> I
             method: [[row.metrics[name] for row in group if name in row.metrics] for name in metrics]
             for (method,), group in of_method.items()
         }
-        best = [max(fmean(cells[i]) for cells in scores.values() if cells[i]) for i in range(len(metrics))]
         yield {
             "target": target,
             "protocol": protocol,
@@ -106,10 +146,7 @@ def _sections(rows: Sequence[Row], families: dict[tuple[str, str], Family]) -> I
                 {
                     "method": method,
                     "n": len(group),
-                    "cells": [
-                        {"text": _mean(values), "best": bool(values) and math.isclose(fmean(values), top)}
-                        for values, top in zip(scores[method], best, strict=True)
-                    ],
+                    "cells": _marked(scores[method], list(scores.values())),
                     "nt_xent": _nt_xent(group),
                 }
                 for (method,), group in of_method.items()

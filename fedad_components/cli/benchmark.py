@@ -30,11 +30,6 @@ EPILOG = (
 )
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps `wbc` a command of its own while it is the only one."""
-
-
 @app.command(epilog=EPILOG)
 def wbc(
     data: Annotated[Path, typer.Option(metavar="DIR", help="The benchmark's folder, with benchmark.csv and images/.")],
@@ -107,6 +102,48 @@ def methods() -> None:
     Console().print(table)
 
 
+@app.command(epilog="Example:  fedad benchmark table bench --baseline fedavg_ssl+stain_jitter")
+def table(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The --out of a benchmark.")],
+    baseline: Annotated[
+        str | None, typer.Option(help="The row against which the others are tested; default: FedAvg-SSL.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="The score that is shown by protocol, and tested.")] = METRIC,
+) -> None:
+    """Write the tables of a benchmark anew, and show one score of every method by protocol."""
+    from rich.table import Table
+
+    from fedad_components.benchmark.results import FILE_NAME, METRICS, Results, ResultsError
+    from fedad_components.benchmark.statistics import StatisticsError
+    from fedad_components.benchmark.tables import overviews, write_tables
+
+    console = Console()
+    try:
+        results = Results.load(folder / FILE_NAME)
+        written = write_tables(results, folder, baseline or _baseline(results), metric)
+    except (ResultsError, StatisticsError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(1) from None
+    for overview in overviews(results.rows, metric):
+        shown = Table(box=None, title=f"{overview['target']}, {METRICS.get(metric, metric)}")
+        shown.add_column("method", overflow="fold")
+        for column in ("seeds", *overview["protocols"], "NT-Xent (chance)"):
+            shown.add_column(column, justify="right")
+        for row in overview["rows"]:
+            shown.add_row(row["method"], str(row["n"]), *(cell["text"] for cell in row["cells"]), row["nt_xent"])
+        console.print(shown)
+    for path in written:
+        console.print(f"[green]✓[/] {path}", highlight=False)
+
+
+def _baseline(results: Results) -> str:
+    """FedAvg-SSL, or the first row where it was not run."""
+    from fedad_components.benchmark.variants import BASELINE
+
+    methods = list(dict.fromkeys(row.method for row in results.rows))
+    return BASELINE if BASELINE in methods or not methods else methods[0]
+
+
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -168,10 +205,8 @@ def _report(results: Results, out: Path, console: Console) -> None:
     from fedad_components.benchmark.figures import draw_all
     from fedad_components.benchmark.logged import read_rows, read_runs
     from fedad_components.benchmark.tables import write_tables
-    from fedad_components.benchmark.variants import BASELINE
 
-    methods = list(dict.fromkeys(row.method for row in results.rows))
-    for path in write_tables(results, out, BASELINE if BASELINE in methods else methods[0]):
+    for path in write_tables(results, out, _baseline(results)):
         console.print(f"[green]✓[/] {path}", highlight=False)
     drawn = draw_all(read_runs([out]), read_rows([out]), out / "figures", METRIC)
     console.print(f"[green]✓[/] {len(drawn.files)} pictures in {out / 'figures'}", highlight=False)

@@ -32,12 +32,12 @@ def read_config(path: Path | None, settings: list[str] | None, algorithm: str | 
 
     ``algorithm``: the only one that the command can work with.
     """
-    from fedad_components.algorithms import load_config, name_of, parse_config
-    from fedad_components.config import ConfigError
+    from fedad_components.algorithms import name_of, parse_config
+    from fedad_components.config import ConfigError, read_settings
     from fedad_components.settings import apply_settings
 
     try:
-        data = load_config(path).to_json() if path else {}
+        data = read_settings(path) if path else {}
         parsed = parse_config(apply_settings(data, settings or []))
         if algorithm is not None and name_of(parsed) != algorithm:
             raise ConfigError(f"algorithm {name_of(parsed)!r}: this command works with {algorithm!r} alone")

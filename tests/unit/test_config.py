@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, get_args
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from fedad_components.config import NAME_PATTERN, ConfigError, FedADConfig, check_name
+from fedad_components.methods import METHODS
+from fedad_components.presets import PRESETS
 
 
 def sections(model: type[BaseModel]) -> list[type[BaseModel]]:
@@ -59,6 +62,32 @@ def test_defaults_are_the_papers() -> None:
     }
     assert (config.model.image_size, config.model.norm) == (224, "batch")
     assert (config.atsa.lambda_min, config.atsa.lambda_max, config.atsa.alpha, config.atsa.k) == (0.1, 1.0, 0.9, 5.0)
+
+
+def test_a_preset_fills_in_only_what_the_job_leaves_out() -> None:
+    recommended = PRESETS["recommended"]
+    filled = FedADConfig.parse({"preset": "recommended", "loss": {"temperature": 0.2}, "views": {"blur_p": 0.0}})
+    expected = {**recommended["loss"], "temperature": 0.2}
+    assert {key: getattr(filled.loss, key) for key in expected} == expected
+    assert {key: getattr(filled.views, key) for key in recommended["views"]} == recommended["views"]
+    assert filled.views.blur_p == 0.0
+    assert filled.training == FedADConfig().training
+    assert FedADConfig.parse({"preset": "paper"}) == FedADConfig()
+
+
+def test_a_method_stays_what_it_is_under_every_preset() -> None:
+    for method, preset in itertools.product(METHODS, PRESETS):
+        config = FedADConfig.parse({"method": method, "preset": preset}).to_json()
+        for section, values in METHODS[method].settings.items():
+            assert {key: config[section][key] for key in values} == values, (method, preset)
+        assert config["views"]["hue"] == (0.1 if preset == "recommended" else 0.4)
+
+
+@pytest.mark.parametrize("key", ["preset", "method"])
+@pytest.mark.parametrize("value", [[], {}, None, "best"])
+def test_no_preset_or_method_but_those_that_exist(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} = .*Input should be '"):
+        FedADConfig.parse({key: value})
 
 
 def test_every_field_is_described() -> None:

@@ -5,10 +5,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fedad_components.benchmark.results import Facts, Results, Row
 from fedad_components.benchmark.statistics import StatisticsError
 from fedad_components.benchmark.tables import html, markdown, write_tables
+from fedad_components.cli.benchmark import app
 
 
 def results(method: str = "fedad") -> Results:
@@ -39,9 +41,12 @@ def tables(text: str) -> list[list[list[str]]]:
 def test_markdown_is_well_formed_and_right() -> None:
     text = markdown(results(), "base", "f1")
     found = tables(text)
-    assert len(found) == 5  # scores and tests twice, costs
+    assert len(found) == 6  # one score by protocol; scores and tests twice; costs
     assert all(len({len(row) for row in table}) == 1 for table in found)
-    scores, tests, *_, costs = found
+    overview, scores, tests, *_, costs = found
+    assert overview[0] == ["method", "seeds", "source", "source/AdaBN (transductive)", "NT-Xent (chance)¹"]
+    assert overview[2] == ["fedad", "3", "**0.600 ± 0.100**", "**0.600 ± 0.100**", "2.00 (4.00)"]
+    assert overview[4] == ["random", "2", "0.250 ± 0.071", "0.250 ± 0.071", "–"]
     assert scores[0] == ["method", "seeds", "macro F1", "AUC", "NT-Xent (chance)¹"]
     assert scores[2] == ["fedad", "3", "**0.600 ± 0.100**", "**0.900 ± 0.000**", "2.00 (4.00)"]
     assert scores[3] == ["base", "3", "0.400 ± 0.100", "–", "3.90 (4.00) ⚠ 3 of 3"]
@@ -49,6 +54,7 @@ def test_markdown_is_well_formed_and_right() -> None:
     assert [row[:3] for row in tests[2:]] == [["fedad", "3", "+0.200"], ["random", "2", "-0.100"]]
     assert costs[2] == ["fedad", "bccd", "3", "1,200", "300", "1 min 02 s", "44.7 MB"]
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        "bccd, macro F1 by protocol",
         "bccd, source",
         "bccd, source/AdaBN (transductive)",
         "Cost of one training³",
@@ -102,3 +108,20 @@ def test_text_from_elsewhere_is_escaped() -> None:
 def test_an_unknown_baseline_is_refused() -> None:
     with pytest.raises(StatisticsError, match="'moon'"):
         markdown(results(), "moon", "f1")
+
+
+def test_the_command_tests_against_the_row_that_it_is_told(tmp_path: Path) -> None:
+    results().write(tmp_path / "results.json")
+    shown = CliRunner().invoke(app, ["table", str(tmp_path), "--baseline", "base", "--metric", "f1"])
+    assert shown.exit_code == 0, shown.output
+    assert "0.600 ± 0.100" in shown.output
+    assert "Against base, macro F1" in (tmp_path / "results.md").read_text(encoding="utf-8")
+    refused = CliRunner().invoke(app, ["table", str(tmp_path), "--baseline", "moon", "--metric", "f1"])
+    assert refused.exit_code == 1
+    assert "'moon'" in refused.output
+
+
+def test_the_command_needs_a_benchmark(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["table", str(tmp_path)])
+    assert refused.exit_code == 1
+    assert "results.json" in refused.output
