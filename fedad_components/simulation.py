@@ -68,6 +68,11 @@ class Simulation:
         self._schedule, self._trainable = ATSA(config.schedule), trainable_names(config)
 
     @property
+    def bin_edges(self) -> list[float] | None:
+        """Inner edges of survival's time bins, which the survey has found."""
+        return self._monitor.bin_edges
+
+    @property
     def stopped(self) -> bool:
         """Whether the validation has ended the experiment."""
         return self._monitor.stopped
@@ -80,7 +85,7 @@ class Simulation:
         sites = draw_sites(self.trainers, count, config.seed, number)
         received = decode(encode(self.theta, config))
         mean = make_mean(config, self.theta if federation.update == "full" else None)
-        given: dict[str, Any] = {"bin_edges": self._monitor.bin_edges} if self._monitor.bin_edges else {}
+        given: dict[str, Any] = {"bin_edges": self.bin_edges} if self.bin_edges else {}
         losses, n_samples, sent = {}, {}, {}
         events, counts = {}, {}
         for site in sites:

@@ -14,7 +14,15 @@ from safetensors import safe_open
 
 from fedad_components.config import FedADConfig
 from fedad_components.flare.context import set_configuration
-from fedad_components.flare.persistor import ATSA_STATE, LEDGER_HEADS, NEXT_ROUND, RECORD, FedADPersistor
+from fedad_components.flare.persistor import (
+    ATSA_STATE,
+    BEST,
+    LEDGER_HEADS,
+    MONITOR_STATE,
+    NEXT_ROUND,
+    RECORD,
+    FedADPersistor,
+)
 from fedad_components.records import RoundRecord, read_records
 
 CONFIG = FedADConfig.parse({"model": {"image_size": 32}})
@@ -54,7 +62,8 @@ def finished(model: ModelLearnable, number: int) -> ModelLearnable:
     )
     theta = {name: tensor + 1 for name, tensor in model[ModelLearnableKey.WEIGHTS].items()}
     atsa = {"lambda_t": 0.2, "history": [0.3]}
-    return make_model_learnable(theta, {NEXT_ROUND: number + 1, ATSA_STATE: atsa, RECORD: record})
+    meta = {NEXT_ROUND: number + 1, ATSA_STATE: atsa, MONITOR_STATE: {}, BEST: {}, RECORD: record}
+    return make_model_learnable(theta, meta)
 
 
 def test_a_job_that_dies_after_its_last_round_leaves_the_result_to_the_next(tmp_path: Path) -> None:
@@ -77,7 +86,13 @@ def test_a_job_that_dies_after_its_last_round_leaves_the_result_to_the_next(tmp_
 def test_a_first_job_has_no_result_yet(tmp_path: Path) -> None:
     server = Server(tmp_path / "kit")
     fresh = FedADPersistor().load_model(server.job("first"))
-    assert fresh[ModelLearnableKey.META] == {NEXT_ROUND: 0, ATSA_STATE: None, LEDGER_HEADS: {}}
+    assert fresh[ModelLearnableKey.META] == {
+        NEXT_ROUND: 0,
+        ATSA_STATE: None,
+        MONITOR_STATE: {},
+        BEST: {},
+        LEDGER_HEADS: {},
+    }
     assert not (tmp_path / "kit" / "first" / "fedad").exists()
 
 

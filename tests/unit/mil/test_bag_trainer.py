@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hospitals import drawn
 from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
@@ -28,6 +28,19 @@ from fedad_components.simulation import Simulation
 WIDTH = 8
 
 
+def drawn(
+    outcomes: Mapping[str, Outcome | int], severity: Mapping[str, float], seed: int, width: int = WIDTH
+) -> list[Bag]:
+    """Synthetic features: 3 to 9 patches a patient, whose first feature is the patient's severity plus noise."""
+    generator = np.random.default_rng(seed)
+    bags = []
+    for patient, outcome in outcomes.items():
+        features = generator.normal(size=(int(generator.integers(3, 10)), width)).astype(np.float32)
+        features[:, 0] += severity[patient]
+        bags.append(Bag(patient, patient, torch.from_numpy(features), outcome))
+    return bags
+
+
 def configuration(**sections: Any) -> HistoFLConfig:
     data = {
         "algorithm": "histofl",
@@ -43,7 +56,7 @@ def configuration(**sections: Any) -> HistoFLConfig:
 
 def classified(site: int, patients: int = 24) -> SiteBags:
     names = {f"s{site}p{number}": number % 2 for number in range(patients)}
-    return SiteBags.of(drawn(names, {name: 2.0 * label for name, label in names.items()}, seed=site, width=WIDTH))
+    return SiteBags.of(drawn(names, {name: 2.0 * label for name, label in names.items()}, seed=site))
 
 
 def survivors(site: int, patients: int = 40) -> SiteBags:
@@ -53,7 +66,7 @@ def survivors(site: int, patients: int = 40) -> SiteBags:
         name: Outcome(float(np.ceil(generator.exponential(700 * np.exp(-value)))), bool(generator.random() < 0.6))
         for name, value in severity.items()
     }
-    return SiteBags.of(drawn(outcomes, severity, seed=site, width=WIDTH))
+    return SiteBags.of(drawn(outcomes, severity, seed=site))
 
 
 def test_a_round_is_a_loop_of_adam_over_single_bags() -> None:
@@ -76,7 +89,8 @@ def test_a_round_is_a_loop_of_adam_over_single_bags() -> None:
             optimizer.step()
     assert result.n_samples == len(rows) == 16
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(result.update[name], tensor, rtol=1e-5, atol=1e-6)
+        if name != "score.bias":  # softmax does not feel it: its gradient is rounding, of which Adam makes whole steps
+            torch.testing.assert_close(result.update[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 def test_the_counts_of_a_validation_give_its_auc() -> None:
@@ -132,12 +146,12 @@ def test_survival_over_three_sites_learns_who_dies_early() -> None:
     assert records[0].validation is None
     assert records[0].instability == 0.0
     pooled = [
-        row.target.time
+        min(row.target.time, 4096.0)
         for trainer in trainers.values()
         for row in trainer.train_rows
-        if isinstance(row.target, Outcome) and row.target.event and row.target.time < 4096
+        if isinstance(row.target, Outcome) and row.target.event
     ]
-    edges = simulation._monitor.bin_edges
+    edges = simulation.bin_edges
     assert edges is not None
     assert edges == pytest.approx(np.quantile(pooled, [0.25, 0.5, 0.75]), abs=3 * 4096 / 256)
     indices = [record.validation.c_index for record in records[1:] if record.validation]
@@ -211,7 +225,7 @@ def test_a_patient_decides_about_nobody_elses_part_or_dropout() -> None:
         targets = trainer._targets(())
         for position in range(others):  # drawn before it in one of the two
             trainer._unit_loss(position, targets, 5)
-        losses.append(float(trainer._unit_loss(trainer.train_rows.index(row), targets, 5)))
+        losses.append(trainer._unit_loss(trainer.train_rows.index(row), targets, 5).item())
     assert losses[0] == losses[1]
 
 

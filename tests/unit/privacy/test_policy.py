@@ -9,6 +9,7 @@ import pytest
 
 from fedad_components.config import FedADConfig
 from fedad_components.flare.site import SiteError, SitePolicy
+from fedad_components.mil.config import HistoFLConfig
 from fedad_components.privacy.policy import PolicyRefused, PrivacyRules, Rule, check_patients
 
 TEMPLATE = Path(__file__).parents[3] / "provisioning" / "site" / "policy.yaml"
@@ -49,6 +50,8 @@ def policy(tmp_path: Path, text: str) -> SitePolicy:
         ("allow_shared_spectra: true", FedADConfig.parse({"method": "feddg"}), Rule.ALLOW_AGGREGATED_HEAD),
         ("allow_aggregated_head: true", FedADConfig.parse({"method": "feddg"}), Rule.ALLOW_SHARED_SPECTRA),
         ("{}", job(negatives="public", public_data_set="scans"), Rule.PUBLIC_DATA_SETS),
+        ("{}", HistoFLConfig.parse({"counts": {"min_cell": 4}}), Rule.MIN_CELL_COUNT),
+        ("privacy: {min_cell_count: 6}", HistoFLConfig.parse({}), Rule.MIN_CELL_COUNT),
         ("public_data_sets: [other]", job(negatives="public", public_data_set="scans"), Rule.PUBLIC_DATA_SETS),
     ],
 )
