@@ -18,6 +18,7 @@ from support import checkpoint_of, records_of
 
 from fedad_components.algorithms import initial_state
 from fedad_components.demo.federation import Federation
+from fedad_components.flare.persistor import RESULTS_DIR
 from fedad_components.flare.recipe import HistoFLRecipe, export_job
 from fedad_components.imaging.catalogue import VERSION
 from fedad_components.mil.bags import Bag, Outcome
@@ -112,6 +113,14 @@ def run(federation: Federation, config: HistoFLConfig, folder: Path) -> tuple[st
     return job_id, federation.wait(job_id, timeout=400)
 
 
+def results_of(federation: Federation, job_id: str, folder: Path) -> Path:
+    return federation.download(job_id, folder / "results") / "workspace" / RESULTS_DIR
+
+
+def server_log(federation: Federation, job_id: str, folder: Path) -> str:
+    return "".join(path.read_text() for path in federation.download(job_id, folder / "result").rglob("log.txt"))
+
+
 def simulated(config: HistoFLConfig, hospitals: Mapping[str, list[Bag]]) -> Simulation:
     trainers = {site: BagTrainer(config, SiteBags.of(hospitals[site]), site) for site in SITES}
     simulation = Simulation(config, trainers)
@@ -120,7 +129,7 @@ def simulated(config: HistoFLConfig, hospitals: Mapping[str, list[Bag]]) -> Simu
     return simulation
 
 
-def compare(federation: Federation, config: HistoFLConfig, simulation: Simulation, job_id: str) -> None:
+def compare(federation: Federation, config: HistoFLConfig, simulation: Simulation, results: Path) -> None:
     saved = load_file(checkpoint_of(federation, config.federation.experiment))
     theta = {name: tensor for name, tensor in saved.items() if not name.startswith("best.")}
     start = initial_state(config)
@@ -134,7 +143,6 @@ def compare(federation: Federation, config: HistoFLConfig, simulation: Simulatio
         if there.validation and here.validation:
             assert there.validation.patients == here.validation.patients
             assert there.validation.value == pytest.approx(here.validation.value, abs=0.05)
-    results = federation.server_kit / job_id / "fedad"
     with safe_open(results / "model.safetensors", "pt") as file:
         assert set(file.keys()) == set(theta)
     assert (results / "last.safetensors").is_file()
@@ -144,7 +152,7 @@ def test_classification_gives_the_weights_of_the_simulation(federation: Federati
     config = configuration("musk", "musk", model={"in_features": 166}, counts={"min_cell": 1})
     job_id, status = run(federation, config, tmp_path)
     assert status == "FINISHED:COMPLETED"
-    compare(federation, config, simulated(config, musk()), job_id)
+    compare(federation, config, simulated(config, musk()), results_of(federation, job_id, tmp_path))
 
 
 def test_survival_surveys_the_events_first(federation: Federation, tmp_path: Path) -> None:
@@ -158,8 +166,9 @@ def test_survival_surveys_the_events_first(federation: Federation, tmp_path: Pat
     job_id, status = run(federation, config, tmp_path)
     assert status == "FINISHED:COMPLETED"
     simulation = simulated(config, kidneys())
-    compare(federation, config, simulation, job_id)
-    with safe_open(federation.server_kit / job_id / "fedad" / "model.safetensors", "pt") as file:
+    results = results_of(federation, job_id, tmp_path)
+    compare(federation, config, simulation, results)
+    with safe_open(results / "model.safetensors", "pt") as file:
         edges = yaml.safe_load(file.metadata()["bin_edges"])
     assert edges == pytest.approx(simulation.bin_edges)
     assert len(edges) == 3
@@ -173,14 +182,14 @@ def test_a_site_that_allows_no_such_count_is_named(federation: Federation, tmp_p
     finally:
         federation.set_policy(SITES[0], data_sets={"musk": {"min_cell_count": 1}})
     assert status != "FINISHED:COMPLETED"
-    assert "policy-refused: min_cell_count" in federation.server_log(job_id)
+    assert "policy-refused: min_cell_count" in server_log(federation, job_id, tmp_path)
 
 
 def test_dp_sgd_without_declared_units_is_refused(federation: Federation, tmp_path: Path) -> None:
     config = configuration("private", "musk", model={"in_features": 166}, privacy={"mode": "dp_sgd"})
     job_id, status = run(federation, config, tmp_path)
     assert status != "FINISHED:COMPLETED"
-    assert "data-refused" in federation.server_log(job_id)
+    assert "data-refused" in server_log(federation, job_id, tmp_path)
     assert records_of(federation, "private") == []
 
 

@@ -80,7 +80,7 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
 def test_features_of_another_encoder_are_refused(tmp_path: Path) -> None:
     other = HistoFLConfig.parse({"target": {"classes": ["no", "yes"]}})
     bags = open_bags(prepared(tmp_path, [bag("a", "p", 1)]), other)
-    with pytest.raises(FeaturesError, match="model.in_features = 1024"):
+    with pytest.raises(FeaturesError, match=r"model\.in_features = 1024"):
         bags.bag(bags.rows[0])
 
 
