@@ -177,7 +177,7 @@ class RiskTimeHistogram(Counts):
 
     For the c-index over pairs from different sites too. Predicted risks of R bins lie in [-R, 0], a public grid. Most
     cells hold one patient, and it has no least count: with cells joined until each held five, the c-index of grade in
-    TCGA-KIRC at HistoFL's three sites (.674) came out anywhere from .51 to .75. A site that may not tell small counts
+    TCGA-KIRC at HistoFL's three sites (.674) came out anywhere from .31 to .75. A site that may not tell small counts
     gives its :class:`~fedad_components.mil.survival_metrics.PairCounts`.
     """
 
