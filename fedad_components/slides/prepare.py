@@ -34,7 +34,7 @@ from fedad_components.slides.patches import (
     plan_patches,
 )
 from fedad_components.slides.reader import Resolution, Slide, SlidesError, open_slide, require_openslide, resolution
-from fedad_components.slides.store import StoredFeatures, read_features, write_features
+from fedad_components.slides.store import StoredFeatures, read_features, require_h5py, write_features
 from fedad_components.slides.thumbnail import draw_review, render_overview
 from fedad_components.slides.tissue import PRESETS, Preset, Tissue, find_tissue
 
@@ -106,11 +106,13 @@ def prepare(
         workers: threads that read patches.
 
     Raises:
-        SlidesError: if OpenSlide is missing, or the encoder gives no vectors.
+        SlidesError: if OpenSlide, or h5py where it is needed, is missing, or the encoder gives no vectors.
         LockedError: if another run writes to the folder.
         OSError: if the folder cannot be written.
     """
     require_openslide()
+    if form == "h5":
+        require_h5py()
     out = Path(out)
     for folder in (out, out / "slides", out / "thumbnails"):
         make_private_dir(folder)
@@ -216,10 +218,14 @@ class _Run:
 
     def _key(self, path: Path, found: Resolution, bf16: bool) -> str:
         """SHA-256 of all that the features depend on."""
+        try:
+            digest = sha256_of(path)
+        except OSError as error:
+            raise Unusable(Reason.UNREADABLE, f"{error.strerror} while its digest was taken: copy it again") from None
         cut = asdict(self.settings) | {"mpp": found.mpp}
         content = {
             "format": FORMAT,
-            "slide": sha256_of(path),
+            "slide": digest,
             "settings": cut,
             "tissue": self.settings.tissue,
             "encoder": self.encoder.to_json(),

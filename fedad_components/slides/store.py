@@ -34,7 +34,7 @@ def write_features(path: Path, stored: StoredFeatures) -> None:
     text = json.dumps(stored.metadata, sort_keys=True)
     if path.suffix == ".h5":
         content = io.BytesIO()
-        with _h5py().File(content, "w") as file:
+        with require_h5py().File(content, "w") as file:
             for name, array in arrays.items():
                 file.create_dataset(name, data=array)
             file.attrs[METADATA] = text
@@ -53,7 +53,7 @@ def read_features(path: Path) -> StoredFeatures:
     """
     try:
         if path.suffix == ".h5":
-            with _h5py().File(path, "r") as file:
+            with require_h5py().File(path, "r") as file:
                 features, coordinates = file[FEATURES][()], file[COORDINATES][()]
                 text = file.attrs[METADATA]
         else:
@@ -71,7 +71,12 @@ def read_features(path: Path) -> StoredFeatures:
         ) from None
 
 
-def _h5py() -> Any:
+def require_h5py() -> Any:
+    """The module ``h5py``.
+
+    Raises:
+        SlidesError: if it is not installed; the message has the line that installs it.
+    """
     try:
         import h5py
     except ImportError:

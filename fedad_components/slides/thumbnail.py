@@ -70,5 +70,5 @@ def _draw_patches(picture: Image.Image, scale: float, footprint: float, coordina
     draw = ImageDraw.Draw(tint)
     for x, y in coordinates * scale:
         box = (round(x), round(y), max(round(x), round(x + side) - 1), max(round(y), round(y + side) - 1))
-        draw.rectangle(box, fill=40, outline=255 if side >= SMALLEST_CELL else None)
+        draw.rectangle(box, fill=28, outline=255 if side >= SMALLEST_CELL else None)
     picture.paste(GRID, mask=tint)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from slide_files import small_encoder, tissue_picture, write_pyramid
 from typer.testing import CliRunner
 
 from fedad_components.cli import app
+from fedad_components.files import sha256_of
 from fedad_components.imaging.account import Reason
 from fedad_components.slides.account import SlideAccount
 from fedad_components.slides.bags import load_bags
@@ -239,8 +243,30 @@ def test_the_command_says_what_it_did(tmp_path: Path, monkeypatch: pytest.Monkey
         refused = CliRunner().invoke(app, [*call, *more])
         assert refused.exit_code == 2 or not said
         assert said in refused.output
-    monkeypatch.setitem(__import__("sys").modules, "openslide", None)
+    monkeypatch.setitem(sys.modules, "openslide", None)
     assert "pip install 'fedad[wsi]'" in CliRunner().invoke(app, [*call, "--random-weights"]).output
+
+
+def test_a_disk_error_costs_one_slide(two: list[SlideEntry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path) -> str:
+        if path == two[0].path:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return sha256_of(path)
+
+    monkeypatch.setattr(importlib.import_module("fedad_components.slides.prepare"), "sha256_of", failing)
+    account = run(two, tmp_path / "out")
+    assert [record.reason for record in account.records] == [Reason.UNREADABLE, None]
+    assert "Input/output error" in account.records[0].detail
+    assert "Smith" not in json.dumps(account.to_json())
+
+
+def test_hdf5_without_h5py_is_refused_at_once(
+    two: list[SlideEntry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(SlidesError, match=r"pip install 'fedad\[wsi\]'"):
+        run(two, tmp_path / "out", form="h5")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_prepared_folder_is_verified(two: list[SlideEntry], tmp_path: Path) -> None:
