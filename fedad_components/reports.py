@@ -28,12 +28,13 @@ class _Report(BaseModel):
 class ValidationCounts(_Report):
     """How a round's incoming model does on a site's validation patients."""
 
+    patients: Count = Field(description="patients behind the counts; 0 where there are too few of them")
     confusion: Counts | None = Field(default=None, description="classification: true classes by predicted ones")
     scores: Annotated[list[Counts], Field(max_length=64)] | None = Field(
         default=None, description="classification, for each class: bags that are not and that are of it, by its score"
     )
-    risks: Counts | None = Field(
-        default=None, description="survival: patients without and with an event, by predicted risk and by time"
+    pairs: Counts | None = Field(
+        default=None, description="survival: pairs of patients that are concordant, discordant, and tied in risk"
     )
 
 
@@ -43,9 +44,7 @@ class Validation(_Report):
     patients: Annotated[int, Field(ge=0)] = Field(description="patients in the counts, of all sites together")
     auc: Share | None = Field(default=None, description="area under the ROC curve, macro one-vs-rest")
     balanced_accuracy: Share | None = Field(default=None, description="mean recall over the classes")
-    c_index: Share | None = Field(
-        default=None, description="Harrell's concordance, over pairs from different sites too"
-    )
+    c_index: Share | None = Field(default=None, description="Harrell's concordance, over the pairs within a site")
     best: bool = Field(description="whether no earlier round's model was as good")
 
     @property

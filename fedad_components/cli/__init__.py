@@ -24,6 +24,7 @@ from fedad_components.cli import (
     probe,
     provision,
     site,
+    slides,
 )
 
 app = typer.Typer(
@@ -48,6 +49,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(provision.app, name="provision")
 app.add_typer(site.app, name="site")
+app.add_typer(slides.app, name="slides")
 
 
 def _version(wanted: bool) -> None:

@@ -27,6 +27,10 @@ class Reason(str, Enum):
     MISSING = "missing"
     OUTSIDE_FOLDER = "outside the folder"
     NOT_A_FILE = "not a regular file"
+    NO_RESOLUTION = "no resolution"
+    TOO_COARSE = "too coarse"
+    NO_TISSUE = "no tissue"
+    TOO_FEW_PATCHES = "too few patches"
 
     def __str__(self) -> str:
         return self.value
@@ -48,8 +52,20 @@ MEANING: dict[Reason, str] = {
     Reason.MISSING: "listed or linked to, but not there",
     Reason.OUTSIDE_FOLDER: "a link that leaves the data set's folder",
     Reason.NOT_A_FILE: "a socket, pipe or device",
+    Reason.NO_RESOLUTION: "a slide that does not tell its µm/px: give it as mpp",
+    Reason.TOO_COARSE: "a slide of more µm/px than patches are cut at",
+    Reason.NO_TISSUE: "a slide on which the tissue preset finds none: look at its thumbnail, try another preset",
+    Reason.TOO_FEW_PATCHES: "a slide with tissue, but fewer patches on it than asked for",
 }
 """One line for a reader of the account; contains nothing about a patient."""
+
+
+class Unusable(Exception):
+    """A file that cannot be used, with its reason and a detail for the site's own staff."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,15 @@ class Table(_Entry):
     label: str | None = Field(None, description="column with the class; read by the local probe only")
 
 
+class SlideOptions(_Entry):
+    """How patches are cut from whole-slide images."""
+
+    mpp: Annotated[float, Field(ge=0.05, le=10.0)] | None = Field(
+        None, description="µm/px of every slide; without: each slide's own"
+    )
+    tissue: Literal["default", "biopsy", "resection"] = Field("default", description="preset by which tissue is found")
+
+
 class DataSet(_Entry):
     """One data set of a site."""
 
@@ -60,8 +69,8 @@ class DataSet(_Entry):
     )
     reader: str = Field(
         "auto",
-        pattern=r"^(auto|pillow|dicom|nifti|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        description="auto, pillow, dicom, nifti, or module:Class for a reader of the site's own",
+        pattern=r"^(auto|pillow|dicom|nifti|slide|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="auto, pillow, dicom, nifti, slide, or module:Class for a reader of the site's own",
     )
     table: Table | None = Field(None, description="CSV file with patients and labels")
     window: Window | None = Field(None, description="overrides the window of each file; grey images only")
@@ -69,6 +78,7 @@ class DataSet(_Entry):
         "all", description="which frames or slices of a file: all, first, middle, or at most n evenly spaced"
     )
     slice_axis: Literal[0, 1, 2] = Field(2, description="NIfTI: 0 sagittal, 1 coronal, 2 axial slices")
+    slide: SlideOptions | None = Field(None, description="reader slide: how patches are cut")
     fit: Literal["crop", "pad", "stretch"] = Field(
         "crop", description="to a square: crop the centre, pad with black, or stretch"
     )
@@ -105,8 +115,12 @@ class DataSet(_Entry):
             raise ValueError("files and pattern exclude each other: expected one of them")
         if self.kind == "bags" and self.model_fields_set - {"id", "kind", "folder", "units"}:
             raise ValueError("kind bags: expected folder, and units, alone: the prepared folder says the rest")
-        if self.modalities and self.reader in ("pillow", "nifti"):
+        if self.modalities and self.reader in ("pillow", "nifti", "slide"):
             raise ValueError(f"modalities is for DICOM files: expected reader auto or dicom, not {self.reader}")
+        if self.slide is not None and self.reader != "slide":
+            raise ValueError(f"slide is for whole-slide images: expected reader slide, not {self.reader}")
+        if self.reader == "slide" and not isinstance(self.frames, int):
+            raise ValueError("reader slide needs 'frames: 200' or another number: at most so many patches of a slide")
         return self
 
     @property
@@ -136,6 +150,8 @@ class DataSet(_Entry):
             "format": CACHE_FORMAT,
             "keeps_duplicates": self.keeps_duplicates,
         }
+        if self.slide is not None:
+            content["slide"] = self.slide.model_dump(mode="json")
         if ":" in self.reader:
             content["reader_source"] = _source_digest(self.reader.partition(":")[0])
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()

@@ -19,12 +19,13 @@ from monai.data.image_reader import ImageReader, NibabelReader, PILReader
 from nibabel.filebasedimages import ImageFileError
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedad_components.imaging.account import Reason
+from fedad_components.imaging.account import Reason, Unusable
 from fedad_components.imaging.catalogue import CatalogueError, DataSet
 from fedad_components.imaging.intensity import ranged, to_rgb, to_uint8, value_range, windowed
 
 # A closed list: Pillow would also start Ghostscript for EPS, and knows formats that no scanner writes.
 RASTER_FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000", "PPM")
+_IMAGE_DESCRIPTION = 270
 _RASTER_MAGIC = (
     b"\x89PNG",
     b"\xff\xd8\xff",
@@ -40,14 +41,6 @@ _RASTER_MAGIC = (
     b"P5",
     b"P6",
 )
-
-
-class Unusable(Exception):
-    """A file that cannot be used, with its reason and a detail for the site's own staff."""
-
-    def __init__(self, reason: Reason, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
 
 
 def chosen(n_frames: int, data_set: DataSet) -> list[int]:
@@ -132,12 +125,17 @@ class RasterReader(FrameReader, PILReader):
 
     MONAI's reader keeps 16-bit greys and palettes as stored and reads the first page; here greys above 8 bits get a
     range, palettes and CMYK become RGB, and an alpha channel is dropped.
+
+    Whole-slide images of the commonest scanner, which are TIFF too, are refused: among their pages is a photograph of
+    the slide's label.
     """
 
     def __init__(self) -> None:
         super().__init__(formats=RASTER_FORMATS)
 
     def frames(self, image: Any, data_set: DataSet) -> Iterator[np.ndarray]:
+        if str(getattr(image, "tag_v2", {}).get(_IMAGE_DESCRIPTION, "")).startswith("Aperio"):
+            raise Unusable(Reason.WRONG_MODALITY, "a whole-slide image: expected 'reader: slide'")
         greys: list[np.ndarray] = []
         for index in chosen(getattr(image, "n_frames", 1), data_set):
             if index:
@@ -223,7 +221,7 @@ def _is_nifti(head: bytes) -> bool:
 
 
 def reader_for(kind: str) -> ImageReader:
-    """Create the reader ``pillow``, ``dicom``, ``nifti`` or ``module:Class``."""
+    """Create the reader ``pillow``, ``dicom``, ``nifti``, ``slide`` or ``module:Class``."""
     if kind == "pillow":
         return RasterReader()
     if kind == "nifti":
@@ -232,6 +230,10 @@ def reader_for(kind: str) -> ImageReader:
         from fedad_components.imaging.dicom import DicomReader
 
         return DicomReader()
+    if kind == "slide":
+        from fedad_components.slides.patch_reader import SlidePatchReader
+
+        return SlidePatchReader()
     return own_reader(kind)
 
 
@@ -242,7 +244,7 @@ def read_frames(path: Path, data_set: DataSet) -> Iterator[np.ndarray]:
         Unusable: with the reason, whatever the decoder raised.
     """
     kind = reader_kind(path) if data_set.reader == "auto" else data_set.reader
-    if data_set.modalities and kind in ("pillow", "nifti"):
+    if data_set.modalities and kind in ("pillow", "nifti", "slide"):
         raise Unusable(Reason.WRONG_MODALITY, f"no modality in this format: expected DICOM, {data_set.modalities}")
     reader = reader_for(kind)
     try:

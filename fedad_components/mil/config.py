@@ -44,7 +44,7 @@ class TargetConfig(Section):
         "the training patients' events, over all sites, which round 0 surveys",
     )
     horizon: Positive = Field(
-        4096.0, description="survival: longest time that counts tell apart, in the unit of the sites' tables"
+        4096.0, description="survival: longest time that the survey tells apart, in the unit of the sites' tables"
     )
 
     @field_validator("classes")
@@ -113,8 +113,9 @@ class CountsConfig(Section):
         "validation patients of a kind tells nothing of them; a site's policy bounds it",
     )
     score_depth: int = Field(8, ge=1, le=12, description="classification: 2^depth cells of a score, from 0 to 1")
-    time_depth: int = Field(7, ge=1, le=10, description="survival: 2^depth cells of time, from 0 to target.horizon")
-    risk_depth: int = Field(5, ge=1, le=6, description="survival: 2^depth cells of the predicted risk")
+    time_depth: int = Field(
+        7, ge=1, le=10, description="survival: 2^depth cells of the survey, from 0 to target.horizon"
+    )
 
 
 class StoppingConfig(Section):
@@ -188,8 +189,10 @@ class HistoFLConfig(ExperimentConfig):
             check_table(events, 1 << counts.time_depth, counts.min_cell, "events")
         if validation is None:
             return
-        risks = 2 << counts.risk_depth + counts.time_depth if self.survival else 0
-        check_table(validation.risks, risks, counts.min_cell, "validation.risks")
+        check_table([validation.patients], 1, counts.min_cell, "validation.patients")
+        check_table(validation.pairs, 3 if self.survival else 0, 1, "validation.pairs")
+        if not validation.patients and any(validation.pairs or ()):
+            raise ReportError("validation.pairs: pairs of no patients")
         check_table(validation.confusion, classes**2, 1, "validation.confusion")
         rows = validation.confusion or []
         for true in range(classes):

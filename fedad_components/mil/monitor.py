@@ -9,7 +9,7 @@ import numpy as np
 
 from fedad_components.algorithms.monitor import Monitor
 from fedad_components.mil.bins import edges_from_histograms
-from fedad_components.mil.tables import confusion_table, event_table, risk_table, score_tables
+from fedad_components.mil.tables import confusion_table, event_table, pair_table, score_tables
 from fedad_components.reports import Validation
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ class FederatedValidation(Monitor):
 
     def _validation(self, counts: Mapping[str, ValidationCounts]) -> Validation:
         sites = [counts[site] for site in sorted(counts)]
+        patients = sum(site.patients for site in sites)
         if self.config.survival:
-            risks = risk_table(sites, self.config)
-            return Validation(patients=int(risks.counts.sum()), c_index=risks.c_index, best=False)
+            return Validation(patients=patients, c_index=pair_table(sites).c_index, best=False)
         confusion = confusion_table(sites, self.config)
         areas = [table.auc for table in score_tables(sites, self.config)]
         known = [area for area in areas if area is not None]
         return Validation(
-            patients=int(confusion.counts.sum()),
+            patients=patients,
             auc=float(np.mean(known)) if known else None,
             balanced_accuracy=confusion.balanced_accuracy,
             best=False,

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedad_components.mil.bins import EventHistogram
 from fedad_components.mil.counts import Grid, Ints
-from fedad_components.mil.federated_metrics import Confusion, RiskTimeHistogram, ScoreHistogram
+from fedad_components.mil.federated_metrics import Confusion, ScoreHistogram
+from fedad_components.mil.survival_metrics import PairCounts
 
 if TYPE_CHECKING:
     from fedad_components.mil.config import HistoFLConfig
@@ -26,21 +27,14 @@ def time_grid(config: HistoFLConfig) -> Grid:
     return Grid(0.0, config.target.horizon, config.counts.time_depth)
 
 
-def risk_grid(config: HistoFLConfig) -> Grid:
-    """Of predicted risks -sum S(r), which lie in [-R, 0]."""
-    return Grid(-float(config.target.bins), 0.0, config.counts.risk_depth)
-
-
 def event_table(counts: list[int], config: HistoFLConfig) -> EventHistogram:
     """A site's survey."""
     return EventHistogram(_ints(counts), (time_grid(config),))
 
 
-def risk_table(sites: Iterable[ValidationCounts], config: HistoFLConfig) -> RiskTimeHistogram:
-    """The sites' validation of survival, added up."""
-    grids = (risk_grid(config), time_grid(config))
-    shape = (2, *(grid.cells for grid in grids))
-    return RiskTimeHistogram(sum((_ints(site.risks).reshape(shape) for site in sites), start=_zeros(shape)), grids)
+def pair_table(sites: Iterable[ValidationCounts]) -> PairCounts:
+    """The sites' pairs, added up."""
+    return PairCounts(sum((_ints(site.pairs) for site in sites), start=_zeros((3,))))
 
 
 def score_tables(sites: Iterable[ValidationCounts], config: HistoFLConfig) -> list[ScoreHistogram]:

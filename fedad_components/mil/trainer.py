@@ -17,12 +17,13 @@ from fedad_components.fedsd.state import require_names
 from fedad_components.fedsd.trainer import RoundResult, TrainingError, choose_device
 from fedad_components.mil.bags import Outcome, collate, order_of
 from fedad_components.mil.bins import event_histogram, to_bins
-from fedad_components.mil.federated_metrics import Confusion, RiskTimeHistogram, ScoreHistogram
+from fedad_components.mil.federated_metrics import Confusion, ScoreHistogram
 from fedad_components.mil.losses import hazard_nll, risk
 from fedad_components.mil.model import GatedAttentionMIL
 from fedad_components.mil.site_bags import Row, SiteBags
 from fedad_components.mil.splits import Split, split_patients
-from fedad_components.mil.tables import risk_grid, score_grid, time_grid
+from fedad_components.mil.survival_metrics import pair_counts
+from fedad_components.mil.tables import score_grid, time_grid
 
 if TYPE_CHECKING:
     from fedad_components.mil.config import HistoFLConfig
@@ -162,21 +163,16 @@ class BagTrainer:
         if config.survival:
             outcomes = [target for target in targets.values() if isinstance(target, Outcome)]
             risks = risk(torch.stack([logits[0] for logits in by_patient.values()]))
-            table = RiskTimeHistogram.of(
-                [outcome.time for outcome in outcomes],
-                [int(outcome.event) for outcome in outcomes],
-                risks.numpy(),
-                risk_grid(config),
-                time_grid(config),
-                least,
-            )
-            return {"risks": table.counts.ravel().tolist()}
+            times, events = [outcome.time for outcome in outcomes], [int(outcome.event) for outcome in outcomes]
+            pairs = pair_counts(times, events, risks.numpy(), least).counts.tolist()
+            return {"patients": len(outcomes) if any(pairs) else 0, "pairs": pairs}
         true = np.array([int(targets[patient]) for patient in by_patient])  # type: ignore[arg-type]
         scores = torch.stack([torch.stack(logits).softmax(dim=1).mean(dim=0) for logits in by_patient.values()]).numpy()
         classes = len(config.target.classes)
         confusion = Confusion.of(true, scores.argmax(axis=1), classes, least)
         tables = [ScoreHistogram.of(scores[:, c], true == c, score_grid(config), least) for c in range(classes)]
         return {
+            "patients": int(confusion.counts.sum()),
             "confusion": confusion.counts.ravel().tolist(),
             "scores": [table.counts.ravel().tolist() for table in tables],
         }

@@ -161,7 +161,7 @@ def test_survival_surveys_the_events_first(federation: Federation, tmp_path: Pat
         "kidneys",
         model={"in_features": 16},
         target={"kind": "survival", "bins": 4},
-        counts={"min_cell": 5, "time_depth": 6, "risk_depth": 4},
+        counts={"min_cell": 5, "time_depth": 6},
     )
     job_id, status = run(federation, config, tmp_path)
     assert status == "FINISHED:COMPLETED"

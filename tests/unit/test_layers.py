@@ -14,8 +14,12 @@ import pytest
 
 PACKAGE = "fedad_components"
 ROOT = Path(__file__).parents[2] / PACKAGE
-METHOD = (f"{PACKAGE}.fedsd", f"{PACKAGE}.atsa", f"{PACKAGE}.methods")
+METHOD = (
+    *(f"{PACKAGE}.{name}" for name in ("fedsd", "atsa", "methods")),
+    *(f"{PACKAGE}.mil.{name}" for name in ("model", "losses")),
+)
 METHOD_MAY_USE = {"torch", "torchvision", "numpy", *sys.stdlib_module_names}
+COUNTED = tuple(f"{PACKAGE}.mil.{name}" for name in ("counts", "bins", "survival_metrics", "federated_metrics"))
 FLARE_LAYER = (f"{PACKAGE}.flare", f"{PACKAGE}.demo.federation")
 
 
@@ -114,6 +118,17 @@ def test_the_method_imports_where_nothing_else_is_installed() -> None:
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); [__import__(name) for name in {names}]"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if within(module, *COUNTED)])
+def test_what_a_server_computes_from_counts_needs_only_numpy_and_scipy(module: str) -> None:
+    may_use = {"numpy", "scipy", *sys.stdlib_module_names}
+    outside = {
+        imported
+        for imported in MODULES[module]
+        if imported.name.split(".")[0] not in may_use and not within(imported.name, *COUNTED)
+    }
+    assert outside == set()
 
 
 def test_no_cycles() -> None:

@@ -138,7 +138,7 @@ def test_survival_over_three_sites_learns_who_dies_early() -> None:
     config = configuration(
         target={"kind": "survival", "bins": 4},
         training={"epochs": 4, "learning_rate": 1e-3},
-        counts={"min_cell": 1, "time_depth": 8, "risk_depth": 6},
+        counts={"min_cell": 1, "time_depth": 8},
     )
     trainers = {f"s{site}": BagTrainer(config, survivors(site, 60), f"s{site}", "cpu") for site in range(3)}
     simulation = Simulation(config, trainers)

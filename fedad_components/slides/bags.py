@@ -1,0 +1,78 @@
+"""A prepared folder: its list of bags, written last, and reading it back with every file's digest verified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedad_components.files import sha256_of, write_atomic
+from fedad_components.slides.catalogue import SlideEntry
+from fedad_components.slides.reader import SlidesError
+from fedad_components.slides.store import read_features
+
+FORMAT = 1
+INDEX = "bags.json"
+
+
+class SlideBag(NamedTuple):
+    """One slide as a bag of patches. A patient's bag is the union of those of one ``patient``."""
+
+    slide: str
+    patient: str
+    """Pseudonyms."""
+    features: npt.NDArray[np.float32]
+    """``(P, F)``."""
+    coordinates: npt.NDArray[np.int64]
+    """``(P, 2)``: x and y of each patch's top left corner, in pixels of level 0."""
+    label: str | None
+    time: float | None
+    event: bool | None
+    metadata: dict[str, Any]
+    """Encoder, µm/px, ``footprint`` of a patch in pixels of level 0, ``slide_size``."""
+
+
+def write_index(out: Path, used: Sequence[tuple[SlideEntry, Path]]) -> None:
+    """List the slides that have features, with their targets and the digests of their files."""
+    bags = [
+        {
+            "slide": entry.slide,
+            "patient": entry.patient,
+            "label": entry.label,
+            "time": entry.time,
+            "event": entry.event,
+            "file": file.relative_to(out).as_posix(),
+            "sha256": sha256_of(file),
+        }
+        for entry, file in used
+    ]
+    write_atomic(out / INDEX, json.dumps({"format": FORMAT, "bags": bags}, indent=1).encode("utf-8"))
+
+
+def load_bags(folder: str | Path) -> Iterator[SlideBag]:
+    """Yield the bags of a folder that ``fedad slides prepare`` wrote, one at a time, in the catalogue's order.
+
+    Raises:
+        SlidesError: if the folder is not one, or a file is missing or not the one that was written.
+    """
+    folder = Path(folder)
+    try:
+        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError
+        bags = content["bags"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SlidesError(
+            f"{folder}: no readable {INDEX}: expected a folder that 'fedad slides prepare' wrote"
+        ) from None
+    for bag in bags:
+        file = folder / bag["file"]
+        if not file.is_file() or sha256_of(file) != bag["sha256"]:
+            raise SlidesError(f"{file}: missing or changed since it was written: prepare again")
+        features, coordinates, metadata = read_features(file)
+        target = {name: bag[name] for name in ("label", "time", "event")}
+        yield SlideBag(bag["slide"], bag["patient"], features, coordinates, **target, metadata=metadata)
