@@ -180,6 +180,8 @@ class Event(_Part):
     data_set: Name | None = None
     images: Count | None = None
     payload: Payload | None = None
+    counts: Annotated[dict[Name, Digest], Field(max_length=16)] | None = None
+    """Counts of patients that travelled beside the tensors, by name: SHA-256 of their canonical JSON."""
     policy: Policy | None = None
     privacy: Privacy | None = None
     lambda_t: Annotated[float, Field(allow_inf_nan=False)] | None = None

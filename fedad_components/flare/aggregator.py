@@ -17,7 +17,7 @@ from fedad_components.audit.checkpoint import CheckpointError
 from fedad_components.audit.event import Kind
 from fedad_components.audit.log import AuditError
 from fedad_components.config import ExperimentConfig
-from fedad_components.flare.audit import Record, audit, payload, word
+from fedad_components.flare.audit import Record, audit, counts_of, payload, word
 from fedad_components.flare.context import SENDER_PROP, data_kind, read_dxo
 from fedad_components.privacy.client_dp import clip_update, noise_sum
 from fedad_components.privacy.mechanism import secure_generator
@@ -111,7 +111,13 @@ class FedADAggregator(Aggregator):
         if record.party:
             record.accept(meta.checkpoint, site)
             # First: an update that the log does not have must not be in the mean.
-            record.write(Kind.UPDATE_RECEIVED, peer=site, round=current.number, payload=payload(dxo.data))
+            record.write(
+                Kind.UPDATE_RECEIVED,
+                peer=site,
+                round=current.number,
+                payload=payload(dxo.data),
+                counts=counts_of(meta),
+            )
         current.mean.add(update, current.config.weight(meta.n_samples))
         current.accepted[site] = meta
         current.refused.pop(site, None)

@@ -29,6 +29,7 @@ from fedad_components.audit.event import (
     Outcome,
     Payload,
     SignedCheckpoint,
+    canonical,
 )
 from fedad_components.audit.keys import KeysError, Signer, root_of_kit
 from fedad_components.audit.log import AuditError, AuditLog
@@ -39,6 +40,8 @@ from fedad_components.flare.site import SitePaths
 
 if TYPE_CHECKING:
     import torch
+
+    from fedad_components.wire import ResultMeta
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +196,12 @@ def payload(tensors: Mapping[str, torch.Tensor]) -> Payload:
             for name, tensor in tensors.items()
         }
     )
+
+
+def counts_of(meta: ResultMeta) -> dict[str, str] | None:
+    """The counts of patients in a result's meta, as both ends write them down; None where there are none."""
+    told = meta.model_dump(mode="json", include={"events", "validation"}, exclude_none=True)
+    return {name: sha256(canonical({name: value})).hexdigest() for name, value in told.items()} or None
 
 
 class JobAudit(FLComponent):

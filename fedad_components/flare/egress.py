@@ -17,7 +17,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from fedad_components.audit.event import Kind, Outcome, Policy
 from fedad_components.audit.log import AuditError
 from fedad_components.files import sha256_of
-from fedad_components.flare.audit import Record, audit, payload
+from fedad_components.flare.audit import Record, audit, counts_of, payload
 from fedad_components.flare.channels import JOB_CHANNELS_ID, JobChannels
 from fedad_components.flare.context import (
     PRIVACY_PROP,
@@ -138,6 +138,7 @@ def _write_result(record: Record, tensors: dict[str, Any], meta: ResultMeta, fl_
         peer=record.party.server,
         round=meta.round,
         payload=payload(tensors),
+        counts=counts_of(meta),
         policy=Policy(
             filters=[type(item).__name__ for item in filters],
             digest=sha256_of(policy) if policy.exists() else None,

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from support import checkpoint_of, records_of
 
 from fedad_components.algorithms import initial_state
-from fedad_components.demo.federation import Federation
+from fedad_components.audit.event import Kind, parse
+from fedad_components.demo.federation import SERVER, Federation
 from fedad_components.flare.persistor import RESULTS_DIR
 from fedad_components.flare.recipe import HistoFLRecipe, export_job
 from fedad_components.imaging.catalogue import VERSION
@@ -113,6 +114,18 @@ def run(federation: Federation, config: HistoFLConfig, folder: Path) -> tuple[st
     return job_id, federation.wait(job_id, timeout=400)
 
 
+def counts_in(federation: Federation, party: str, kind: Kind, job_id: str) -> list[tuple[int | None, str, str]]:
+    """Round, name and digest of all counts in a party's compliance log."""
+    files = sorted(federation.site_paths(party).audit.glob("*.jsonl"))
+    events = [parse(line).event for file in files for line in file.read_bytes().splitlines()]
+    return [
+        (event.round, name, digest)
+        for event in events
+        if event.event == kind and event.job_id == job_id
+        for name, digest in (event.counts or {}).items()
+    ]
+
+
 def results_of(federation: Federation, job_id: str, folder: Path) -> Path:
     return federation.download(job_id, folder / "results") / "workspace" / RESULTS_DIR
 
@@ -172,6 +185,11 @@ def test_survival_surveys_the_events_first(federation: Federation, tmp_path: Pat
         edges = yaml.safe_load(file.metadata()["bin_edges"])
     assert edges == pytest.approx(simulation.bin_edges)
     assert len(edges) == 3
+    received = counts_in(federation, SERVER, Kind.UPDATE_RECEIVED, job_id)
+    sent = [counts for site in SITES for counts in counts_in(federation, site, Kind.RESULT_SENT, job_id)]
+    assert sorted(sent) == sorted(received)
+    assert [number for number, name, _ in sorted(sent) if name == "events"] == [0, 0, 0]
+    assert {number for number, name, _ in sent if name == "validation"} == {1, 2}
 
 
 def test_a_site_that_allows_no_such_count_is_named(federation: Federation, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ _THINGS = (
         ("round", "task_id", "participants", "lambda_t", "instability"),
     ),
     _ThingFields("data set", ("data_set", "privacy.data_set"), "data_set", _REPOSITORY, ("images", "privacy")),
-    _ThingFields("tensors", ("payload.sha256",), "payload.sha256", None, ("payload",)),
+    _ThingFields("tensors", ("payload.sha256",), "payload.sha256", None, ("payload", "counts")),
     _ThingFields("policy", ("policy.digest",), "policy.digest", _SECURITY_RESOURCE, ("policy",)),
 )
 _SAID_ELSEWHERE = (

@@ -46,7 +46,7 @@ _FIELDS: dict[Kind, dict[str, Any]] = {
         "policy": POLICY,
         "privacy": {"mode": "dp_sgd", "data_set": "chest-xray", "epsilon_before": 1.0, "epsilon_after": 1.5},
     },
-    Kind.UPDATE_RECEIVED: {**ROUND, "peer": "hospital-a", "payload": PAYLOAD},
+    Kind.UPDATE_RECEIVED: {**ROUND, "peer": "hospital-a", "payload": PAYLOAD, "counts": {"events": DIGEST}},
     Kind.AGGREGATED: {
         **ROUND,
         "participants": {"hospital-a": 10, "hospital-b": 20},
