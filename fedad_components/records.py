@@ -46,6 +46,12 @@ class Losses(BaseModel):
     alignment: Reported = Field(default=None, description="Eq. 3, with lambda_t")
     orthogonality: Reported = Field(default=None, description="Eq. 4, with gamma")
 
+    @model_validator(mode="after")
+    def _one_or_all(self) -> Losses:
+        if self.model_fields_set not in ({"total"}, set(Losses.model_fields)):
+            raise ValueError("expected the total alone, or all four")
+        return self
+
 
 class RoundRecord(BaseModel):
     """One finished round, as the server saw it."""

@@ -59,13 +59,13 @@ class DataSet(_Entry):
     """One data set of a site."""
 
     id: str = Field(pattern=NAME_PATTERN)
-    kind: Literal["images", "bags"] = Field(
-        "images", description="images; or bags: a folder that `fedad slides prepare` wrote (HistoFL)"
-    )
     folder: Path = Field(description="folder of the files; nothing outside it is ever read")
     pattern: tuple[str, ...] = Field(("*",), description="file-name patterns such as '*.dcm', in all subfolders")
     files: tuple[str, ...] | Path | None = Field(
         None, description="instead of a pattern: paths relative to the folder, or a text file with one path a line"
+    )
+    kind: Literal["images", "bags"] = Field(
+        "images", description="images; or bags: a folder that `fedad slides prepare` wrote (HistoFL)"
     )
     reader: str = Field(
         "auto",
