@@ -25,6 +25,8 @@ _GRID = np.linspace(0, 1, 401)
 """False-positive rates at which curves of several seeds are averaged."""
 _TICKS = {"months": (1, 1.2, 2.4, 3.6, 6, 10)}
 """Steps of the time axis, times a power of ten: of months, whole years."""
+_LABEL = 24
+"""Letters of a class' name in a plot."""
 _PANELS = 4
 """Beside each other in a figure."""
 
@@ -66,11 +68,11 @@ def rocs(of_class: Sequence[Sequence[Roc | None]], classes: Sequence[str], binne
     columns = min(len(classes), _PANELS)
     rows = -(-len(classes) // columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(2.65 * max(columns, 2), 2.9 * rows), layout="constrained")
+        figure = Figure(figsize=(2.45 * max(columns, 2), 2.75 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False).ravel()
         for number, (panel, curves, name) in enumerate(zip(panels, of_class, classes, strict=False)):
             _roc(panel, [roc for roc in curves if roc is not None], number)
-            panel.set_title(name, parse_math=False)
+            panel.set_title(_short(name), parse_math=False)
             panel.set(xlabel="1 − specificity" + (", binned" if binned else ""))
         for panel in panels[len(classes) :]:
             panel.remove()
@@ -83,7 +85,7 @@ def confusion(counts: Ints, classes: Sequence[str], title: str) -> str:
     side = 2.6 + 0.3 * max(0, len(classes) - 3)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(side + 0.5, side + 0.2), layout="constrained")
-        plotting.confusion(figure.subplots(), counts, [name.replace("$", "\\$") for name in classes], title)
+        plotting.confusion(figure.subplots(), counts, [_short(name).replace("$", "\\$") for name in classes], title)
         return plotting.svg(figure)
 
 
@@ -155,6 +157,11 @@ def _roc(panel: Axes, curves: Sequence[Roc], number: int) -> None:
     area = Estimate.of([roc.auc for roc in curves])
     text = f"AUC {area}" if area else "does not occur, or is alone"
     panel.text(0.98, 0.05, text, ha="right", fontsize=8.5, transform=panel.transAxes)
+
+
+def _short(name: str) -> str:
+    """A class' name as a label: a long one would leave no room for the plot."""
+    return name if len(name) <= _LABEL else name[: _LABEL - 1] + "…"
 
 
 def mean_sensitivity(curves: Sequence[Roc]) -> Floats:

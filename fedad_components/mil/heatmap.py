@@ -32,6 +32,8 @@ COLOURS = matplotlib.colormaps["viridis"]
 COLUMNS = ("slide", "x", "y", "attention", "percentile")
 """Of scores.csv."""
 DPI = 100
+TEXT_WIDTH = 480
+"""Pixels that the lines above a picture need."""
 _BARS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 """Lengths in µm that a scale bar may have."""
 
@@ -113,7 +115,7 @@ def heatmap_png(picture: Pixels, scale: float, scored: Scored) -> bytes:
     unit = max(1.0, max(width, height) / 1000)
     margin, head, foot, side = (round(unit * pixels) for pixels in (16, 54, 46, 110))
     with matplotlib.rc_context(STYLE):
-        canvas = _Canvas(max(width, 420) + 2 * margin + side, height + head + foot, unit)
+        canvas = _Canvas(max(width + 2 * margin + side, TEXT_WIDTH), height + head + foot, unit)
         canvas.picture(overlay(picture, values), margin, head)
         canvas.title(f"Attention of slide {scored.slide}", f"{len(scored.attention):,} patches; {scored.prediction}")
         length = _bar_length(width * scored.mpp / scale)
@@ -146,7 +148,7 @@ def patches_png(patches: Sequence[Pixels], rows: npt.NDArray[np.intp], scored: S
     side, (margin, gap, head, caption) = len(patches[0]), (16, 12, 52, 26)
     columns = min(columns, len(patches))
     lines = -(-len(patches) // columns)
-    width = max(2 * margin + columns * (side + gap) - gap, 420)
+    width = max(2 * margin + columns * (side + gap) - gap, TEXT_WIDTH)
     height = head + lines * (side + caption + gap) - gap + margin
     micron, percentiles = scored.footprint * scored.mpp, scored.percentiles
     with matplotlib.rc_context(STYLE):
@@ -179,7 +181,8 @@ class _Canvas:
 
     def __init__(self, width: int, height: int, unit: float = 1.0) -> None:
         self.width, self.height, self.unit = width, height, unit
-        self.figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
+        # Half a pixel more: matplotlib rounds down, and a product of inches and dots may fall below a whole number.
+        self.figure = Figure(figsize=((width + 0.5) / DPI, (height + 0.5) / DPI), dpi=DPI, facecolor="white")
         self._agg = FigureCanvasAgg(self.figure)
 
     def picture(self, pixels: Pixels, left: int, top: int) -> None:
