@@ -83,8 +83,13 @@ def score_bag(bag: SlideBag, model: SavedModel, device: torch.device | str = "cp
     """Attention of a slide's patches, and what the model predicts of it.
 
     Raises:
-        HeatmapError: if the features are of another length or another encoder than the model's, or not finite.
+        HeatmapError: if the features are of no slide, of another length or another encoder than the model's, or not
+            finite.
     """
+    if "footprint" not in bag.metadata:
+        raise HeatmapError(
+            f"bag {bag.slide}: of another origin than 'fedad slides prepare': there is no slide to draw on"
+        )
     width = bag.features.shape[1]
     made_by = bag.metadata["encoder"]
     if width != model.in_features:

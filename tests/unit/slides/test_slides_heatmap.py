@@ -159,8 +159,10 @@ def test_a_slide_that_is_gone_is_left_out_with_its_reason(folder: Path, tmp_path
     assert not (tmp_path / f"{first}.heatmap.png").exists()
 
 
-def test_features_that_are_not_finite_are_refused(folder: Path) -> None:
+def test_features_that_are_not_finite_or_of_no_slide_are_refused(folder: Path) -> None:
     bag = next(load_bags(folder / "features"))
+    with pytest.raises(HeatmapError, match="no slide to draw on"):
+        score_bag(bag._replace(metadata={}), load_bag_model(folder / "model.safetensors"))
     features = bag.features.copy()
     features[0, 0] = np.nan
     with pytest.raises(HeatmapError, match=rf"slide {bag.slide}: .*finite"):
