@@ -71,5 +71,5 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@echo "installing FedAD and its dependencies into $(VENV) (minutes the first time, mostly PyTorch)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt pip
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,check,docs]'
+	@$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,check,docs]'  # its lines show the progress
 	@touch $@

@@ -456,7 +456,7 @@ class FedADConfig(ExperimentConfig):
     preset: PresetName = Field(
         "paper",
         description="fills in the settings that the job leaves out; paper: the paper's form; recommended: what the "
-        "benchmark supports (docs/results.md)",
+        "benchmark supports so far (docs/experiments.md)",
     )
     method: MethodName = Field(
         "fedad", description="FedAD, or a method to compare it with (docs/methods.md); it brings its own settings"

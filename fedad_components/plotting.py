@@ -6,8 +6,10 @@ on its own dashes.
 
 from __future__ import annotations
 
+import base64
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,10 +107,10 @@ def label_ends(panel: Axes, ends: Mapping[str, tuple[int, float, float]], size: 
     height = panel.get_window_extent().height * to_points
     true = [panel.transData.transform(end[1:])[1] * to_points for _, end in ordered]
     bottom = panel.get_window_extent().y0 * to_points
-    places = spread([y - bottom for y in true], 1.3 * size, height)
+    places = spread([y - bottom for y in true], [text_height(label, size) for label, _ in ordered], height)
     for (label, (index, x, y)), place in zip(ordered, places, strict=True):
         panel.annotate(
-            label,
+            wrapped(label),
             (x, y),
             (1.03, place / height),
             textcoords="axes fraction",
@@ -126,15 +128,32 @@ def label_ends(panel: Axes, ends: Mapping[str, tuple[int, float, float]], size: 
         )
 
 
-def spread(wanted: Sequence[float], gap: float, height: float) -> list[float]:
-    """Places in ascending order, ``gap`` apart and inside 0 to ``height`` if that is possible, near the wanted ones."""
+def wrapped(label: str, width: int = 36) -> str:
+    """The label in lines of about that many letters, broken after +, @, / or a space: names of rows can be long."""
+    lines = [""]
+    for part in re.split(r"(?<=[+@/ ])", label):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(text.rstrip() for text in lines)
+
+
+def text_height(label: str, size: float = 8) -> float:
+    """Height in points of the label as :func:`wrapped` breaks it, with some room around it."""
+    return 1.3 * size * (1 + wrapped(label).count("\n"))
+
+
+def spread(wanted: Sequence[float], heights: Sequence[float], height: float) -> list[float]:
+    """Ascending centres of things so high, near the wanted ones; apart, and inside 0 to ``height`` if they fit."""
     places: list[float] = []
-    for place in wanted:
-        places.append(max(place, places[-1] + gap) if places else max(place, gap / 2))
-    ceiling = height - gap / 2
+    floor = 0.0
+    for place, own in zip(wanted, heights, strict=True):
+        places.append(max(place, floor + own / 2))
+        floor = places[-1] + own / 2
+    ceiling = height
     for index in reversed(range(len(places))):
-        places[index] = min(places[index], ceiling)
-        ceiling = places[index] - gap
+        places[index] = min(places[index], ceiling - heights[index] / 2)
+        ceiling = places[index] - heights[index] / 2
     return places
 
 
@@ -172,3 +191,8 @@ def svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
+
+
+def data_uri(image: bytes, kind: str = "svg+xml") -> str:
+    """An image inside a page, of its own, so that identifiers of two plots cannot meet in one document."""
+    return f"data:image/{kind};base64," + base64.b64encode(image).decode("ascii")

@@ -13,6 +13,7 @@ PRESETS: Mapping[PresetName, Mapping[str, Mapping[str, Any]]] = {
         "loss": {
             "temperature": 0.5,
             "gamma": 0.0,
+            "semantic_alignment": "relations",
             "domain_alignment": "none",
             "teacher_view": "whole",
             "teacher_centering": True,
@@ -20,4 +21,4 @@ PRESETS: Mapping[PresetName, Mapping[str, Mapping[str, Any]]] = {
         "views": {"hue": 0.1, "crop_scale_min": 0.3, "stain_jitter": 0.4},
     },
 }
-"""Sections of the configuration. ``paper``: the defaults themselves. ``recommended``: what docs/results.md supports."""
+"""Sections of the configuration. ``paper``: the defaults. ``recommended``: what docs/experiments.md supports."""

@@ -39,6 +39,8 @@ from fedad_components.plotting import (
     number,
     round_axis,
     svg,
+    text_height,
+    wrapped,
 )
 from fedad_components.records import RoundRecord
 
@@ -158,7 +160,7 @@ def gamma_sweep(material: Material) -> Picture:
         xlabel="γ, weight of the orthogonality loss (no unit)",
         ylabel=f"{METRICS[material.metric]}, 0 to 1",
     )
-    _named_lines(figure, panel, ends)
+    named_lines(figure, panel, ends)
     return [{name: value for name, value in row.items() if name != "others"} for row in shown], figure
 
 
@@ -210,13 +212,15 @@ def phases(material: Material) -> Picture:
         for label, run in runs
         for record in run.rounds
     ]
-    figure = Figure(figsize=(8.4, 1.1 + 0.28 * len(runs)), layout="constrained")
+    names = [f"{label}, seed {run.config.seed}" for label, run in runs]
+    height = 0.14 + max(map(text_height, names)) / 72
+    figure = Figure(figsize=(8.4, 1.1 + height * len(runs)), layout="constrained")
     panel = figure.subplots()
     colours = {"exploration": COLOURS[4], "enforcement": COLOURS[0]}
     for place, (_, run) in enumerate(runs):
         for record in run.rounds:
             panel.add_patch(Rectangle((record.round - 0.46, place - 0.4), 0.92, 0.8, facecolor=colours[record.phase]))
-    panel.set_yticks(range(len(runs)), [f"{label}, seed {run.config.seed}" for label, run in runs])
+    panel.set_yticks(range(len(runs)), [*map(wrapped, names)], fontsize=8)
     panel.set(xlim=(-0.5, max(row["round"] for row in table) + 0.5), ylim=(len(runs) - 0.5, -0.5), xlabel="round")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     panel.grid(visible=False)
@@ -294,9 +298,9 @@ def _site_lines(table: Table, column: str, unit: str) -> Figure:
             line(panel, values, sites.index(site), site)
             if (last := _last(values)) is not None:
                 ends[site] = (sites.index(site), *last)
-        panel.set(title=label, ylabel=unit)
+        panel.set(title=wrapped(label), ylabel=unit)
         round_axis(panel, rounds)
-        _named_lines(figure, panel, ends)
+        named_lines(figure, panel, ends)
     return figure
 
 
@@ -318,7 +322,8 @@ def method_bars(material: Material) -> Picture:
     ]
     methods = list(dict.fromkeys(row.method for row in rows))
     families = _by(table, "target", "protocol")
-    figure, panels = _panels(len(families), 4.6, 0.9 + 0.27 * len(methods))
+    row_height = max(0.27, 0.05 + max(map(text_height, methods)) / 72)
+    figure, panels = _panels(len(families), 4.6, 0.9 + row_height * len(methods))
     for panel, ((target, protocol), members) in zip(panels, families.items(), strict=True):
         for (method,), points in _by(members, "method").items():
             place, values = methods.index(method), [row[metric] for row in points]
@@ -334,7 +339,8 @@ def method_bars(material: Material) -> Picture:
                 va="center",
                 fontsize=7.5,
             )
-        panel.set_yticks(range(len(methods)), methods)
+        first = panel.get_subplotspec().is_first_col()
+        panel.set_yticks(range(len(methods)), [*map(wrapped, methods)] if first else [""] * len(methods), fontsize=8)
         panel.set(ylim=(len(methods) - 0.5, -0.5), xlim=(0, 1.15), xlabel=f"{METRICS[metric]}, 0 to 1")
         panel.set_xticks(np.linspace(0, 1, 6))
         panel.set_title(f"{target}, {protocol}" + (" (transductive)" if members[0]["transductive"] else ""))
@@ -353,7 +359,9 @@ def confusions(material: Material) -> Picture:
         if any(detail.classes != classes for detail in details):
             raise Missing(f"{group.label}: the seeds were evaluated on different classes")
         counts = np.sum([detail.confusion for detail in details], axis=0)
-        confusion(panel, counts, classes, f"{group.label}\n{target}, {results[0].name}, {_seeds(len(details))}")
+        confusion(
+            panel, counts, classes, f"{wrapped(group.label)}\n{target}, {results[0].name}, {_seeds(len(details))}"
+        )
         table += [
             {
                 "run": group.label,
@@ -382,12 +390,12 @@ def roc(material: Material) -> Picture:
             curve = _mean_roc(results)
             areas = [result.scores.auc for result in results if result.scores.auc is not None]
             text = group.label + (f": AUC {np.mean(areas):.2f}" if areas else "")
-            panel.plot(GRID, curve, **look(index), markevery=12, markersize=4, label=text)
+            panel.plot(GRID, curve, **look(index), markevery=12, markersize=4, label=wrapped(text))
             table += [
                 {"run": group.label, "target": target, "false_positive_rate": x, "true_positive_rate": y}
                 for x, y in zip(GRID.round(2).tolist(), curve.tolist(), strict=True)
             ]
-        panel.legend(loc="lower right", fontsize=8)
+        panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
         panel.set(
             title=f"{target}, {of_target[0][1][0].name}",
             xlabel="false positive rate",
@@ -458,12 +466,16 @@ def _group_lines(figure: Figure, panel: Any, table: Table, column: str) -> None:
         if (last := _last(values)) is not None:
             ends[label] = (index, *last)
     round_axis(panel, rounds)
-    _named_lines(figure, panel, ends)
+    named_lines(figure, panel, ends)
 
 
-def _named_lines(figure: Figure, panel: Any, ends: dict[str, tuple[int, float, float]]) -> None:
-    """Names at the lines' ends, placed once the panel has its size."""
+def named_lines(figure: Figure, panel: Any, ends: dict[str, tuple[int, float, float]]) -> None:
+    """Names at the lines' ends, placed once the panel has its size; it is made higher where they do not fit."""
     figure.draw_without_rendering()
+    has = panel.get_window_extent().height * 72 / figure.dpi
+    if (needed := sum(map(text_height, ends))) > has:
+        figure.set_figheight(figure.get_figheight() * needed / has)
+        figure.draw_without_rendering()
     label_ends(panel, ends)
 
 

@@ -125,7 +125,7 @@ PRESETS: Mapping[str, Preset] = {
     "quick": Preset(
         image_size=64,
         batch_size=32,
-        rounds=12,
+        rounds=36,
         epochs=3,
         max_images=200,
         probe_images=400,

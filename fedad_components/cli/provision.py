@@ -115,12 +115,13 @@ def check(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="Startup kit: the folder that holds startup/ and local/.")],
     network: Annotated[bool, typer.Option(help="Also connect to the server.")] = True,
 ) -> None:
-    """Look at a kit before starting it: certificate, policy, catalogue, server. Changes nothing."""
+    """Look at a kit before starting it: python3, certificate, policy, catalogue, server. Changes nothing."""
     from fedad_components.flare.preflight import check as check_kit
+    from fedad_components.flare.preflight import interpreter
     from fedad_components.flare.provision import KitError
 
     try:
-        findings = check_kit(kit, network=network)
+        findings = [interpreter(), *check_kit(kit, network=network)]
     except KitError as error:
         raise _fail(error) from None
     table = Table("", "checked", Column("found", overflow="fold"), title=str(kit))

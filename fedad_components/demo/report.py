@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from importlib.resources import files
@@ -13,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from fedad_components.demo import figures
 from fedad_components.demo.summary import Summary
 from fedad_components.files import write_atomic
+from fedad_components.plotting import data_uri
 
 
 def write_report(summary: Summary, path: str | Path) -> None:
@@ -38,7 +38,7 @@ def render(summary: Summary) -> str:
     return environment.from_string(template).render(
         summary=summary,
         completed=summary.status == "FINISHED:COMPLETED",
-        plots={name: _data_uri(svg) for name, svg in plots.items()},
+        plots={name: data_uri(svg.encode("utf-8")) for name, svg in plots.items()},
         accuracy_error=_standard_error(summary),
         config=json.dumps(summary.config, indent=2),
     )
@@ -72,8 +72,3 @@ def _standard_error(summary: Summary) -> float | None:
     if summary.probe is None:
         return None
     return math.sqrt(summary.probe.accuracy * (1 - summary.probe.accuracy) / summary.probe.n_test)
-
-
-def _data_uri(svg: str) -> str:
-    """An image of its own, so that identifiers of two plots cannot meet in one document."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8")).decode("ascii")

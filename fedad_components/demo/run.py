@@ -118,6 +118,7 @@ def run_demo(options: DemoOptions, console: Console) -> Summary:
             job = export_job(FedADRecipe(config), out / "jobs")
             job_id = federation.submit(job)
             console.print(f"4. job {job_id} submitted with the operator's kit", highlight=False)
+            console.print("   the first round takes a minute or two: each site starts PyTorch", style="dim")
             progress = _Progress(federation, job_id, config, console)
             status = federation.wait(job_id, timeout=600 + 600 * options.rounds, on_poll=progress)
             console.print(f"5. {status}; downloading the result", highlight=False)
@@ -238,7 +239,7 @@ class _Progress:
             self._printed += 1
         if targets := stats.get("targets"):
             self._say(
-                f"   round {stats['current_round'] + 1}/{stats['rounds']}: lambda_t {stats['lambda_t']:.3f}, "
+                f"   round {_of(stats['current_round'], stats['rounds'])}: lambda_t {stats['lambda_t']:.3f}, "
                 f"{len(stats['answered'])} of {len(targets)} sites answered"
             )
 
@@ -255,11 +256,16 @@ class _Progress:
         return reply.get("server", {}).get(STATS_GROUP, {})
 
 
+def _of(number: int, rounds: int) -> str:
+    """A round by its number, from 0 as everywhere else, and the last one."""
+    return f"{number} of 0-{rounds - 1}"
+
+
 def _round_line(record: RoundRecord, rounds: int) -> str:
     losses = "  ".join(f"{site} {loss.total:.3f}" for site, loss in record.losses.items() if loss.total is not None)
     told = f"loss {losses}" if losses else f"{len(record.participants)} updates, without losses or counts"
     refused = "".join(f"  [{site}: {reason}]" for site, reason in record.refused.items())
     return (
-        f"   round {record.round + 1}/{rounds}: lambda_t {record.lambda_t:.3f}, Delta {record.instability:.4f}, "
+        f"   round {_of(record.round, rounds)}: lambda_t {record.lambda_t:.3f}, Delta {record.instability:.4f}, "
         f"{record.seconds:.0f} s; {told}{refused}"
     )

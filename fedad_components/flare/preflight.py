@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import ssl
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,26 @@ def check(kit: str | Path, *, network: bool = True) -> list[Finding]:
     if network and kind != "server":
         findings += _found("server", _server, kit, kind)
     return findings
+
+
+def interpreter() -> Finding:
+    """Whether the ``python3`` that a kit's scripts would start from this shell has this FedAD and its FLARE."""
+    what, path = "python3", shutil.which("python3")
+    activate = "activate FedAD's virtual environment in the shell that starts the kit, else start.sh runs nothing"
+    if path is None:
+        return Finding(what, False, f"not on PATH: {activate}")
+    asked = "from importlib.metadata import version; print(version('fedad'), version('nvflare'))"
+    try:
+        answer = subprocess.run([path, "-c", asked], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(what, False, f"{path} does not run ({error}): {activate}")
+    if answer.returncode:
+        return Finding(what, False, f"{path} has no FedAD with FLARE: {activate}")
+    found, own = answer.stdout.split(), [version("fedad"), version("nvflare")]
+    if found != own:
+        theirs = f"{path} has FedAD and FLARE {' and '.join(found)}, not {' and '.join(own)}"
+        return Finding(what, False, f"{theirs}: {activate}")
+    return Finding(what, True, f"{path}, FedAD {own[0]}, FLARE {own[1]}")
 
 
 def _found(what: str, look: Callable[..., Iterator[Finding]], *where: Any) -> list[Finding]:

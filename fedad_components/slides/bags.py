@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,26 +53,44 @@ def write_index(out: Path, used: Sequence[tuple[SlideEntry, Path]]) -> None:
     write_atomic(out / INDEX, json.dumps({"format": FORMAT, "bags": bags}, indent=1).encode("utf-8"))
 
 
-def load_bags(folder: str | Path) -> Iterator[SlideBag]:
+def prepared_slides(folder: str | Path) -> list[str]:
+    """Pseudonyms of the slides of a folder that ``fedad slides prepare`` wrote, in the catalogue's order.
+
+    Raises:
+        SlidesError: if the folder is not one.
+    """
+    return [bag["slide"] for bag in _index(Path(folder))]
+
+
+def load_bags(folder: str | Path, slides: Container[str] | None = None) -> Iterator[SlideBag]:
     """Yield the bags of a folder that ``fedad slides prepare`` wrote, one at a time, in the catalogue's order.
+
+    Args:
+        slides: pseudonyms of those that are wanted, whose files alone are read; None: all.
 
     Raises:
         SlidesError: if the folder is not one, or a file is missing or not the one that was written.
     """
     folder = Path(folder)
-    try:
-        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError
-        bags = content["bags"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise SlidesError(
-            f"{folder}: no readable {INDEX}: expected a folder that 'fedad slides prepare' wrote"
-        ) from None
-    for bag in bags:
+    for bag in _index(folder):
+        if slides is not None and bag["slide"] not in slides:
+            continue
         file = folder / bag["file"]
         if not file.is_file() or sha256_of(file) != bag["sha256"]:
             raise SlidesError(f"{file}: missing or changed since it was written: prepare again")
         features, coordinates, metadata = read_features(file)
         target = {name: bag[name] for name in ("label", "time", "event")}
         yield SlideBag(bag["slide"], bag["patient"], features, coordinates, **target, metadata=metadata)
+
+
+def _index(folder: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError
+        bags: list[dict[str, Any]] = content["bags"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SlidesError(
+            f"{folder}: no readable {INDEX}: expected a folder that 'fedad slides prepare' wrote"
+        ) from None
+    return bags

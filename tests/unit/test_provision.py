@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedad_components.cli.provision import app
 from fedad_components.flare.allow_list import CLASS_ALLOW_LIST, SERVER_CLASS_ALLOW_LIST
-from fedad_components.flare.preflight import check
+from fedad_components.flare.preflight import Finding, check, interpreter
 from fedad_components.flare.provision import (
     AUDIT_RECORDER,
     JOB_APPROVAL,
@@ -220,6 +221,21 @@ def test_hardening_refuses_what_it_cannot_make_safe(site: Path, tmp_path: Path) 
 def test_preflight_of_a_fresh_kit_only_misses_data(kits: Path) -> None:
     assert _bad(kits / SITE) == {"catalogue"}
     assert _bad(kits / SERVER) == _bad(kits / LEAD) == set()
+
+
+def test_the_python_of_the_shell_has_to_be_the_one_with_fedad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(script: str) -> Finding:
+        (tmp_path / "python3").write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+        (tmp_path / "python3").chmod(0o755)
+        return interpreter()
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "not on PATH" in interpreter().detail
+    assert "has no FedAD" in answers("exit 1").detail  # a python3 without it
+    other = answers("echo 0.0.1 2.9.0")
+    assert not other.ok
+    assert "0.0.1 and 2.9.0" in other.detail
+    assert answers(f'exec {sys.executable} "$@"').ok
 
 
 def test_preflight_finds_each_weakening(site: Path, kits: Path, tmp_path: Path) -> None:

@@ -9,18 +9,20 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from PIL import Image
 from sklearn.metrics import auc
 from typer.testing import CliRunner
 
-from fedad_components.benchmark.figures import FIGURES, GRID, draw_all
+from fedad_components.benchmark.figures import FIGURES, GRID, draw_all, named_lines
 from fedad_components.benchmark.logged import RunsError, grouped, read_rows, read_runs
 from fedad_components.benchmark.results import Facts, Results, Row
 from fedad_components.cli import app
 from fedad_components.config import FedADConfig
 from fedad_components.evaluation.results import Detail, Evaluation, Result
 from fedad_components.evaluation.scores import Intervals, confusion_of, roc_of, scores_of
-from fedad_components.plotting import spread
+from fedad_components.plotting import spread, text_height, wrapped
 from fedad_components.records import Losses, RoundRecord, append_record
 
 ROUNDS = 3
@@ -182,10 +184,30 @@ def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_labels_keep_their_order_and_distance() -> None:
-    assert spread([10.0, 50.0, 90.0], 10, 100) == [10, 50, 90]
-    crowded = spread([49.0, 50.0, 50.0, 51.0], 10, 100)
-    assert (np.diff(crowded) >= 10 - 1e-9).all()
-    low, high = spread([0.0, 0.0], 10, 100), spread([100.0, 100.0], 10, 100)
+    assert spread([10.0, 50.0, 90.0], [10, 10, 10], 100) == [10, 50, 90]
+    crowded = spread([49.0, 50.0, 50.0, 51.0], [10, 30, 10, 10], 100)
+    assert (np.diff(crowded) >= np.array([20, 20, 10]) - 1e-9).all()
+    low, high = spread([0.0, 0.0], [10, 10], 100), spread([100.0, 100.0], [10, 20], 100)
     assert min(low) >= 5
-    assert max(high) <= 95
+    assert high[-1] <= 90
     assert not any(math.isnan(place) for place in crowded)
+
+
+def test_a_long_label_is_broken_and_nothing_of_it_is_lost() -> None:
+    name = "fedad@" + "+".join(f"loss.setting_{number}=true" for number in range(8)) + "+stain_jitter"
+    broken = wrapped(name)
+    assert broken.replace("\n", "") == name
+    assert max(map(len, broken.splitlines())) <= 36
+    assert text_height(name) == text_height("moon") * len(broken.splitlines())
+    assert wrapped("fedavg_ssl") == "fedavg_ssl"
+
+
+def test_a_picture_grows_until_all_its_names_fit() -> None:
+    figure = Figure(figsize=(8.4, 3.0), layout="constrained")
+    panel = figure.subplots()
+    panel.plot([0, 1], [0, 1])
+    named_lines(figure, panel, {f"method {number}": (number, 1.0, number / 40) for number in range(40)})
+    needed = 40 * text_height("method")
+    assert panel.get_window_extent().height * 72 / figure.dpi >= 0.97 * needed
+    places = [text.xyann[1] for text in panel.texts if isinstance(text, Annotation)]
+    assert 0 < min(places) < max(places) <= 1
