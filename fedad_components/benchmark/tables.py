@@ -88,10 +88,11 @@ def overviews(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
     found = []
     for (target,), members in _grouped(rows, "target").items():
         transductive = {row.protocol: row.transductive for row in members}
+        of_method = _grouped(members, "method")
         cells = {
             method: [[row.metrics[metric] for row in group if row.protocol == name and metric in row.metrics]
                      for name in transductive]
-            for (method,), group in _grouped(members, "method").items()
+            for (method,), group in of_method.items()
         }  # fmt: skip
         found.append(
             {
@@ -104,7 +105,7 @@ def overviews(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
                         "cells": _marked(cells[method], list(cells.values())),
                         "nt_xent": _nt_xent(list({row.seed: row for row in group}.values())),
                     }
-                    for (method,), group in _grouped(members, "method").items()
+                    for (method,), group in of_method.items()
                 ],
             }
         )

@@ -44,11 +44,6 @@ class Form(str, Enum):
     H5 = "h5"
 
 
-@app.callback()
-def _slides() -> None:
-    """Prepare whole-slide images."""
-
-
 @app.command(
     epilog="Examples:  fedad slides prepare slides.csv --out features --weights resnet50.pth --sha256 0676ba61...  |  "
     "fedad slides prepare slides.csv --out features --encoder fedad --weights extractor.safetensors  |  "
@@ -110,31 +105,30 @@ def prepare(
     slides and patients have pseudonyms there. A killed run continues with
     the slide at which it stopped.
     """
-    try:
+    with _reported(out, "run the same command again to continue"):
         import torch
 
-        from fedad_components.fedsd.trainer import TrainingError, choose_device
-        from fedad_components.files import LockedError
+        from fedad_components.fedsd.trainer import choose_device
         from fedad_components.slides.catalogue import load_catalogue
         from fedad_components.slides.encoder import load_encoder
         from fedad_components.slides.prepare import Settings
         from fedad_components.slides.prepare import prepare as prepare_slides
-        from fedad_components.slides.reader import SlidesError, check_mpp, require_openslide
+        from fedad_components.slides.reader import check_mpp, require_openslide
 
+        require_openslide()
+        settings = Settings(
+            preset.value,
+            otsu,
+            min_area,
+            check_mpp(mpp, "--mpp") if mpp is not None else None,
+            patch_size,
+            patch_mpp,
+            tolerance,
+            min_tissue,
+            min_patches,
+        )
+        entries = load_catalogue(catalogue, key)
         try:
-            require_openslide()
-            settings = Settings(
-                preset.value,
-                otsu,
-                min_area,
-                check_mpp(mpp, "--mpp") if mpp is not None else None,
-                patch_size,
-                patch_mpp,
-                tolerance,
-                min_tissue,
-                min_patches,
-            )
-            entries = load_catalogue(catalogue, key)
             loaded = load_encoder(encoder, weights, sha256, random_weights)
             with _bars(len(entries)) as progress:
                 account = prepare_slides(
@@ -150,13 +144,6 @@ def prepare(
                 )
         except torch.cuda.OutOfMemoryError:
             _fail(f"the GPU's memory does not hold {batch_size} patches: expected a smaller --batch-size")
-        except (SlidesError, TrainingError, LockedError) as error:
-            _fail(error)
-        except OSError as error:
-            _fail(f"{out}: {error.strerror}: expected a folder that this user may write, and space")
-    except KeyboardInterrupt:
-        complain("run the same command again to continue", "interrupted")
-        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print(json.dumps(account.to_json(), indent=2))
     else:
@@ -209,32 +196,23 @@ def heatmap(
     the most attended patches, scores.csv and report.html; slides have their
     pseudonyms there.
     """
-    try:
+    with _reported(out, "run the same command again"):
         from dataclasses import replace
 
-        from fedad_components.fedsd.state import StateError
-        from fedad_components.fedsd.trainer import TrainingError, choose_device
-        from fedad_components.mil.attention import HeatmapError, slides_to_draw, write_heatmaps
+        from fedad_components.fedsd.trainer import choose_device
+        from fedad_components.mil.attention import slides_to_draw, write_heatmaps
         from fedad_components.mil.state import load_bag_model
-        from fedad_components.slides.reader import SlidesError, require_openslide
+        from fedad_components.slides.reader import require_openslide
 
-        try:
-            require_openslide()
-            loaded = load_bag_model(model)
-            if encoder_sha256 is not None:
-                loaded = replace(loaded, encoder_sha256=encoder_sha256.strip().lower())
-            wanted = slides_to_draw(slides, features, slide, key)
-            with _bar(len(wanted)) as progress:
-                drawn = write_heatmaps(
-                    wanted, features, loaded, out, device=choose_device(device), top=top, progress=progress
-                )
-        except (StateError, SlidesError, HeatmapError, TrainingError) as error:
-            _fail(error)
-        except OSError as error:
-            _fail(f"{out}: {error.strerror}: expected a folder that this user may write, and space")
-    except KeyboardInterrupt:
-        complain("run the same command again", "interrupted")
-        raise typer.Exit(INTERRUPTED) from None
+        require_openslide()
+        loaded = load_bag_model(model)
+        if encoder_sha256 is not None:
+            loaded = replace(loaded, encoder_sha256=encoder_sha256.strip().lower())
+        wanted = slides_to_draw(slides, features, slide, key)
+        with _bar(len(wanted)) as progress:
+            drawn = write_heatmaps(
+                wanted, features, loaded, out, device=choose_device(device), top=top, progress=progress
+            )
     for name, problem in drawn.left_out.items():
         complain(f"{name}: {problem}", "left out")
     Console(highlight=False, markup=False).print(
@@ -292,6 +270,26 @@ def _bar(slides: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("slides", total=slides)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def _reported(out: Path, again: str) -> Iterator[None]:
+    """Ends the command with a message where what it was given cannot be used, or somebody interrupts it."""
+    try:
+        from fedad_components.fedsd.state import StateError
+        from fedad_components.fedsd.trainer import TrainingError
+        from fedad_components.files import LockedError
+        from fedad_components.slides.reader import SlidesError
+
+        try:
+            yield
+        except (SlidesError, StateError, TrainingError, LockedError) as error:
+            _fail(error)
+        except OSError as error:
+            _fail(f"{out}: {error.strerror}: expected a folder that this user may write, and space")
+    except KeyboardInterrupt:
+        complain(again, "interrupted")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _fail(message: object) -> NoReturn:

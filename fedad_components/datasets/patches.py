@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from fedad_components.datasets.spec import Patches, PrepareError
+from fedad_components.extras import required
 
 CHUNK = 1024
 """Patches in memory at once"""
@@ -58,10 +59,7 @@ def write_png(patches: Patches, source: Path, split: str, folder: Path, done: Ca
 
 
 def _open(path: Path) -> Any:
-    try:
-        import h5py
-    except ImportError:
-        raise PrepareError("HDF5 files need h5py: pip install 'fedad[datasets]'") from None
+    h5py = required("h5py", "HDF5 files need h5py", "datasets", PrepareError)
     if not path.is_file():
         packed = " (its .gz is there: unpack it with gunzip)" if path.with_name(f"{path.name}.gz").is_file() else ""
         raise PrepareError(f"{path}: not found{packed}")

@@ -295,20 +295,29 @@ def save_extractor(
     os.replace(partial, path)
 
 
-def load_extractor(path: str | Path) -> nn.Module:
-    """The extractor of a file that :func:`save_extractor` wrote, in evaluation mode: ``(N, 3, H, W)`` to ``(N, 512)``.
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file.
 
     Raises:
-        StateError: if the file cannot be read, or was not written by ``save_extractor``.
+        StateError: if it cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            exported = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 (not a mapping)
     except (OSError, SafetensorError) as error:
         raise StateError(f"{path}: cannot be read as safetensors: {error}") from error
+
+
+def load_extractor(path: str | Path) -> nn.Module:
+    """The extractor of a file that :func:`save_extractor` wrote, in evaluation mode: ``(N, 3, H, W)`` to ``(N, 512)``.
+
+    Raises:
+        StateError: if the file cannot be read, or was not written by ``save_extractor``.
+    """
+    exported, metadata = read_tensors(path)
     if not {"norm", "image_size"} <= metadata.keys():
         raise StateError(f"{path}: the metadata lacks norm and image_size; expected a file written by save_extractor")
     config: Any = SimpleNamespace(

@@ -21,7 +21,7 @@ from fedad_components.mil.state import SavedModel
 from fedad_components.slides.bags import SlideBag, load_bags, prepared_slides
 from fedad_components.slides.catalogue import load_catalogue
 from fedad_components.slides.patches import plan_patches, read_patch
-from fedad_components.slides.reader import Pixels, Slide, open_slide
+from fedad_components.slides.reader import Pixels, Slide, SlidesError, open_slide
 from fedad_components.slides.thumbnail import render_overview
 
 MOST_SHOWN = 20
@@ -30,7 +30,7 @@ SHOWN_SIDE = 224
 """Pixels of a patch's side on the sheet, at most."""
 
 
-class HeatmapError(ValueError):
+class HeatmapError(SlidesError):
     """Slide, features and model do not fit together; the message says what was expected, and names no file."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -148,11 +149,7 @@ class Survived(SurvivalRun):
             kaplan_meier(self.times[groups == group], self.events[groups == group]) if (groups == group).any() else None
             for group in range(len(self.cuts) + 1)
         )
-        try:
-            test = log_rank(self.times, self.events, groups)
-        except SurvivalError:
-            test = None
-        return GroupCurves(curves, test, binned=False)
+        return GroupCurves(curves, _tested(lambda: log_rank(self.times, self.events, groups)), binned=False)
 
     def joined(self, other: Survived) -> Survived:
         if self.cuts != other.cuts:
@@ -197,17 +194,21 @@ class SurvivalCounts(SurvivalRun):
     def groups(self) -> GroupCurves:
         told = self.table.counts.sum(axis=(1, 2)) > 0
         curves = tuple(self.table.kaplan_meier(group) if known else None for group, known in enumerate(told))
-        try:
-            test = self.table.log_rank()
-        except SurvivalError:
-            test = None
-        return GroupCurves(curves, test, binned=True)
+        return GroupCurves(curves, _tested(self.table.log_rank), binned=True)
 
     def joined(self, other: SurvivalCounts) -> SurvivalCounts:
         if self.cut != other.cut:
             raise ValueError(f"risk groups {self.cut!r} and {other.cut!r}: expected the same at every site")
         pairs = self.pairs + other.pairs  # type: ignore[operator]  # of two kinds, it says so
         return replace(self, site=ALL_SITES, pairs=pairs, table=self.table + other.table)
+
+
+def _tested(test: Callable[[], LogRank]) -> LogRank | None:
+    """None where there are not two groups to compare."""
+    try:
+        return test()
+    except SurvivalError:
+        return None
 
 
 def _ascending(cuts: npt.NDArray[np.float64]) -> Cuts:

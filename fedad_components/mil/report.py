@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedad_components.files import write_atomic
 from fedad_components.mil import figures
-from fedad_components.mil.evaluate import Run, TableRow, over_sites, table
+from fedad_components.mil.evaluate import Run, over_sites, table
 from fedad_components.mil.evaluate_classes import ClassRun
 from fedad_components.mil.evaluate_survival import SurvivalRun, group_names
 from fedad_components.plotting import data_uri
@@ -85,23 +85,21 @@ def render(report: Report) -> str:
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(shown=_shown, p_value=figures.p_value)
+    scored = {"Classification": table(report.classified), "Survival": table(report.survived)}
+    all_rows = [row for rows in scored.values() for row in rows]
     template = files("fedad_components").joinpath("mil/assets/report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         report=report,
         tables=[
             {"title": title, "names": list(dict.fromkeys(name for row in rows for name in row.scores)), "rows": rows}
-            for title, rows in (("Classification", table(report.classified)), ("Survival", table(report.survived)))
+            for title, rows in scored.items()
             if rows
         ],
-        several_seeds=any(row.seeds > 1 for row in _all_rows(report)),
-        binned=any(row.binned for row in _all_rows(report)),
+        several_seeds=any(row.seeds > 1 for row in all_rows),
+        binned=any(row.binned for row in all_rows),
         classified=list(_classified(report)),
         survived=list(_survived(report)),
     )
-
-
-def _all_rows(report: Report) -> list[TableRow]:
-    return [*table(report.classified), *table(report.survived)]
 
 
 def _by_method(runs: Sequence[Item]) -> Mapping[str, list[Item]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedad_components.fedsd.state import StateError, require_names
+from fedad_components.fedsd.state import StateError, read_tensors, require_names
 from fedad_components.mil.losses import risk
 from fedad_components.mil.model import GatedAttentionMIL
 
@@ -45,14 +45,7 @@ def load_bag_model(path: str | Path) -> SavedModel:
     Raises:
         StateError: if the file cannot be read, was not written by such a job, or its tensors are not the model's.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError) as error:
-        raise StateError(f"{path}: cannot be read as safetensors: {error}") from error
+    tensors, metadata = read_tensors(path)
     try:
         in_features, outputs = int(metadata["in_features"]), int(metadata["outputs"])
         classes = _classes(json.loads(metadata["target"]), outputs)

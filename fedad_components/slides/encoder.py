@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
+from fedad_components.extras import required
 from fedad_components.fedsd.state import StateError, load_extractor, plain_names
 from fedad_components.fedsd.views import IMAGENET_MEAN, IMAGENET_STD
 from fedad_components.files import sha256_of
@@ -157,10 +158,7 @@ def _torchvision(name: str) -> tuple[nn.Module, Unused]:
 
 def _timm(name: str) -> tuple[nn.Module, Unused]:
     """A network of timm without its classifier."""
-    try:
-        import timm
-    except ImportError:
-        raise SlidesError(f"encoder 'timm:{name}' needs timm: pip install 'fedad[backbones]'") from None
+    timm = required("timm", f"encoder 'timm:{name}' needs timm", "backbones", SlidesError)
     try:
         network = timm.create_model(name, pretrained=False, num_classes=0)
     except Exception as error:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from fedad_components.extras import required
 from fedad_components.imaging.account import Reason, Unusable
 
 Pixels = npt.NDArray[np.uint8]
@@ -184,11 +185,7 @@ def require_openslide() -> Any:
     Raises:
         SlidesError: if it is not installed; the message has the line that installs it.
     """
-    try:
-        import openslide
-    except ImportError:
-        raise SlidesError("whole-slide images need OpenSlide: pip install 'fedad[wsi]'") from None
-    return openslide
+    return required("openslide", "whole-slide images need OpenSlide", "wsi", SlidesError)
 
 
 def resolution(slide: Slide, override: float | None = None, source: str = "option") -> Resolution:

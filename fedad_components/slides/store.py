@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedad_components.extras import required
 from fedad_components.files import write_atomic
 from fedad_components.slides.reader import SlidesError
 
@@ -77,8 +78,4 @@ def require_h5py() -> Any:
     Raises:
         SlidesError: if it is not installed; the message has the line that installs it.
     """
-    try:
-        import h5py
-    except ImportError:
-        raise SlidesError("HDF5 files need h5py: pip install 'fedad[wsi]'") from None
-    return h5py
+    return required("h5py", "HDF5 files need h5py", "wsi", SlidesError)

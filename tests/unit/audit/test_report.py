@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from datetime import timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from audit_events import NASTY
 from eventful import DIGEST, JOB, eventful, privacy
+from pages import Page
 from parties import Federation, now, slow_chain
 from typer.testing import CliRunner, Result
 
@@ -19,41 +19,6 @@ from fedad_components.audit.history import History, read_history
 from fedad_components.audit.reading import read
 from fedad_components.audit.report import make_report, render
 from fedad_components.cli import app
-
-VOID = {"meta", "br"}
-
-
-class Page(HTMLParser):
-    """Text and tags, and whether every tag is closed."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-        self.open: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" in self.open:
-            return
-        self.text += data
-        if "td" in self.open or "th" in self.open:
-            self.rows[-1][-1] += data
 
 
 @pytest.fixture(scope="module")

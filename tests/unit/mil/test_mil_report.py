@@ -3,12 +3,12 @@ from __future__ import annotations
 import base64
 import io
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from pages import Page
 from PIL import Image
 
 from fedad_components.mil.counts import Grid
@@ -17,45 +17,7 @@ from fedad_components.mil.evaluate_survival import SurvivalCounts, Survived, ris
 from fedad_components.mil.federated_metrics import RiskSetTable, RiskTimeHistogram, class_histograms
 from fedad_components.mil.report import Report, SlideView, render, write_report
 
-VOID = {"meta", "img"}
 EVIL = '<script>alert("x")</script> $\\frac{ $'
-
-
-class Page(HTMLParser):
-    """Text, the cells of each table's row, images; every element is closed."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str, str | None]] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" in self.open:
-            return
-        self.text += data
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += data
-
-    @property
-    def images(self) -> list[str]:
-        return [value or "" for tag, name, value in self.attributes if (tag, name) == ("img", "src")]
 
 
 def png(colour: int) -> bytes:
