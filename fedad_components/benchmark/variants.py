@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fedad_components.config import FedADConfig
 from fedad_components.methods import METHODS
+from fedad_components.presets import PRESETS as FORMS
 from fedad_components.settings import apply_settings
 
 STAIN_JITTER = 0.4
@@ -41,6 +42,7 @@ class Variant:
 _PLAIN = (
     Variant("random", "random initialisation", training="none"),
     Variant("fedad", "FedAD"),
+    Variant("recommended", "FedAD, recommended form", {"loss": FORMS["recommended"]["loss"]}),
     Variant("no_orthogonality", "FedAD without orthogonality", {"loss": {"gamma": 0.0}}),
     Variant("no_atsa", "FedAD without ATSA", {"atsa": {"schedule": "fixed", "lambda_fixed": 0.5}}),
     Variant("private_head", "private head only", _NO_PULL),
