@@ -90,6 +90,8 @@ class HistoFL(Algorithm[HistoFLConfig]):
             "outputs": str(config.target.outputs),
             "target": json.dumps(config.target.model_dump(mode="json")),
         }
+        if config.model.encoder_sha256 is not None:
+            described["encoder_sha256"] = config.model.encoder_sha256
         write_tensors(path, theta, {**metadata, **described})
 
     def open_site(self, config: HistoFLConfig, catalogue: Catalogue, cache_dir: str | Path) -> Slides:

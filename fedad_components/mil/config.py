@@ -78,6 +78,12 @@ class BagModelConfig(Section):
         description="d, length of a patch's features: 1024 of ResNet-50, 512 of FedAD's extractor",
     )
     dropout: Decay = Field(0.25, description="after the first layer and after each gate")
+    encoder_sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of the encoder's weights, as `fedad data check` shows it: a site whose features are of "
+        "another one refuses; none: nobody compares",
+    )
 
 
 class BagTrainingConfig(LocalTraining):

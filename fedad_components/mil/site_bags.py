@@ -5,7 +5,7 @@ Features are read when a bag is trained on, not before: those of a hospital do n
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,21 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedad_components.files import make_private_dir, sha256_of
 from fedad_components.imaging.catalogue import CatalogueError, DataSet
 from fedad_components.mil.bags import Bag, Outcome
 from fedad_components.mil.splits import Label
-from fedad_components.slides.bags import FORMAT, INDEX, write_index
+from fedad_components.slides.bags import Index, read_index, write_index
 from fedad_components.slides.catalogue import SlideEntry
+from fedad_components.slides.reader import SlidesError
 from fedad_components.slides.store import StoredFeatures, read_features, write_features
 
 if TYPE_CHECKING:
     from fedad_components.mil.config import HistoFLConfig
 
 
-class FeaturesError(ValueError):
+logger = logging.getLogger("fedad.worker")
+
+
+class FeaturesError(CatalogueError):
     """Features of a slide that cannot be used; the message says what was expected, and no name."""
 
 
@@ -110,13 +115,18 @@ def open_bags(data_set: DataSet, config: HistoFLConfig) -> SiteBags:
     """The bags of a data set; survival and dp_sgd have one bag a patient.
 
     Raises:
-        CatalogueError: if it is of another kind or not a prepared folder, or an outcome is missing or is no class of
-            the experiment.
+        CatalogueError: if it is of another kind or not a prepared folder, its features are of another encoder than the
+            experiment's, or an outcome is missing or is no class of the experiment.
     """
     where = f"data set {data_set.id!r}"
     if data_set.kind != "bags":
         raise CatalogueError(f"{where} holds {data_set.kind}: the job needs `kind: bags`")
-    entries = _index(data_set.folder, where)
+    try:
+        index = read_index(data_set.folder)
+    except SlidesError as error:
+        raise CatalogueError(f"{where}: {error}") from None
+    _check_encoder(index, config, where)
+    entries = index.bags
     rows = tuple(
         Row(entry["slide"], entry["patient"], _target(entry, config, f"{where}: bag {number}"), (entry["slide"],))
         for number, entry in enumerate(entries)
@@ -151,20 +161,21 @@ def write_bags(folder: str | Path, bags: Iterable[Bag], classes: Sequence[str] =
     write_index(folder, used)
 
 
-def _index(folder: Path, where: str) -> list[dict[str, Any]]:
-    try:
-        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError
-        entries: list[dict[str, Any]] = content["bags"]
-        names = {entry["slide"] for entry in entries}
-    except (OSError, ValueError, KeyError, TypeError):
+def _check_encoder(index: Index, config: HistoFLConfig, where: str) -> None:
+    """Features of two encoders have the same length at times, and their mean is of nothing."""
+    expected, found = config.model.encoder_sha256, index.encoder_sha256
+    if expected is None:
+        logger.warning(
+            "%s: features of the encoder %s; the job does not say which one it needs (model.encoder_sha256), so that "
+            "nobody compares the sites'",
+            where,
+            found or "unknown",
+        )
+    elif found != expected:
         raise CatalogueError(
-            f"{where}: {folder} has no readable {INDEX}: expected a folder that `fedad slides prepare` wrote"
-        ) from None
-    if len(names) != len(entries):
-        raise CatalogueError(f"{where}: {INDEX} names a slide twice: prepare the slides again")
-    return entries
+            f"{where}: its features are of {f'the encoder {found}' if found else 'an encoder that nobody knows'}, the "
+            f"job needs {expected} (model.encoder_sha256): prepare the slides with that one"
+        )
 
 
 def _target(entry: Mapping[str, Any], config: HistoFLConfig, where: str) -> int | Outcome:
@@ -193,10 +204,24 @@ class _Reader:
             if not path.is_file() or sha256_of(path) != digest:
                 raise FeaturesError("a file of features is missing, or changed since it was written: prepare again")
             self.verified.add(slide)
-        features = torch.from_numpy(read_features(path).features)
-        if features.ndim != 2 or features.shape[1] != self.in_features or not bool(torch.isfinite(features).all()):
+        features = torch.from_numpy(_features(path))
+        if features.shape[1] != self.in_features:
             raise FeaturesError(
-                f"features of a slide are {tuple(features.shape)}: expected finite ones, (P, model.in_features = "
+                f"features of a slide are {tuple(features.shape)}: expected (P, model.in_features = "
                 f"{self.in_features}): prepare the slides with the encoder that the job names"
             )
         return features
+
+
+def _features(path: Path) -> npt.NDArray[np.float32]:
+    """Those of a file, ``(P, F)``, P > 0, finite; raises FeaturesError."""
+    try:
+        features = read_features(path).features
+    except SlidesError:
+        raise FeaturesError("a file of features cannot be read: prepare the slides again") from None
+    if features.ndim != 2 or not len(features) or not np.isfinite(features).all():
+        raise FeaturesError(
+            f"features of a slide are {features.shape}: expected finite numbers (P, F) of a patch or more: prepare the "
+            f"slides again"
+        )
+    return features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +36,26 @@ class SlideBag(NamedTuple):
     """Encoder, µm/px, ``footprint`` of a patch in pixels of level 0, ``slide_size``."""
 
 
-def write_index(out: Path, used: Sequence[tuple[SlideEntry, Path]]) -> None:
-    """List the slides that have features, with their targets and the digests of their files."""
+class Index(NamedTuple):
+    """What ``bags.json`` says."""
+
+    bags: list[dict[str, Any]]
+    """As :func:`write_index` lists them."""
+    encoder: dict[str, Any] | None
+    """Whose features they are; None: bags of another origin, of which nobody knows."""
+
+    @property
+    def encoder_sha256(self) -> str | None:
+        """Digest of the encoder's weights; None where nobody knows."""
+        return self.encoder["weights_sha256"] if self.encoder is not None else None
+
+
+def write_index(out: Path, used: Sequence[tuple[SlideEntry, Path]], encoder: Mapping[str, Any] | None = None) -> None:
+    """List the slides that have features, with their targets and the digests of their files.
+
+    Args:
+        encoder: all that the features depend on: :meth:`~fedad_components.slides.encoder.Encoder.to_json`.
+    """
     bags = [
         {
             "slide": entry.slide,
@@ -50,7 +68,8 @@ def write_index(out: Path, used: Sequence[tuple[SlideEntry, Path]]) -> None:
         }
         for entry, file in used
     ]
-    write_atomic(out / INDEX, json.dumps({"format": FORMAT, "bags": bags}, indent=1).encode("utf-8"))
+    content = {"format": FORMAT, "encoder": encoder, "bags": bags}
+    write_atomic(out / INDEX, json.dumps(content, indent=1).encode("utf-8"))
 
 
 def prepared_slides(folder: str | Path) -> list[str]:
@@ -59,7 +78,7 @@ def prepared_slides(folder: str | Path) -> list[str]:
     Raises:
         SlidesError: if the folder is not one.
     """
-    return [bag["slide"] for bag in _index(Path(folder))]
+    return [bag["slide"] for bag in read_index(folder).bags]
 
 
 def load_bags(folder: str | Path, slides: Container[str] | None = None) -> Iterator[SlideBag]:
@@ -72,7 +91,7 @@ def load_bags(folder: str | Path, slides: Container[str] | None = None) -> Itera
         SlidesError: if the folder is not one, or a file is missing or not the one that was written.
     """
     folder = Path(folder)
-    for bag in _index(folder):
+    for bag in read_index(folder).bags:
         if slides is not None and bag["slide"] not in slides:
             continue
         file = folder / bag["file"]
@@ -83,14 +102,23 @@ def load_bags(folder: str | Path, slides: Container[str] | None = None) -> Itera
         yield SlideBag(bag["slide"], bag["patient"], features, coordinates, **target, metadata=metadata)
 
 
-def _index(folder: Path) -> list[dict[str, Any]]:
+def read_index(folder: str | Path) -> Index:
+    """The list of a folder that ``fedad slides prepare`` wrote.
+
+    Raises:
+        SlidesError: if the folder is not one, or a slide is listed twice.
+    """
     try:
-        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        content = json.loads((Path(folder) / INDEX).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError
-        bags: list[dict[str, Any]] = content["bags"]
+        index = Index(content["bags"], content.get("encoder"))
+        names = {bag["slide"] for bag in index.bags}
+        _ = index.encoder_sha256
     except (OSError, ValueError, KeyError, TypeError):
         raise SlidesError(
             f"{folder}: no readable {INDEX}: expected a folder that 'fedad slides prepare' wrote"
         ) from None
-    return bags
+    if len(names) != len(index.bags):
+        raise SlidesError(f"{folder}: {INDEX} names a slide twice: prepare the slides again")
+    return index

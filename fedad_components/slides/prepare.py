@@ -132,7 +132,7 @@ def prepare(
             except Unusable as problem:
                 records.append(SlideRecord(entry.line, entry.slide, entry.patient, problem.reason, problem.detail))
         account = SlideAccount(records, asdict(settings), encoder.to_json())
-        write_index(out, used)
+        write_index(out, used, account.encoder)
         write_atomic(out / "account.json", json.dumps(account.to_json(), indent=1).encode("ascii"))
         return account
     finally:

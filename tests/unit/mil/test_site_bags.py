@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedad_components.files import sha256_of
 from fedad_components.imaging.catalogue import CatalogueError, DataSet
 from fedad_components.imaging.ingest import ingest
 from fedad_components.mil.bags import Bag, Outcome
@@ -91,3 +92,36 @@ def test_bags_are_no_images_and_images_no_bags(tmp_path: Path) -> None:
         ingest(DataSet(id="slides", kind="bags", folder=tmp_path), tmp_path / "cache", 32)
     with pytest.raises(ValueError, match="folder, and units, alone"):
         DataSet(id="slides", kind="bags", folder=tmp_path, pattern=("*.png",))
+
+
+@pytest.mark.parametrize("encoder", [None, {"weights_sha256": "b" * 64}])
+def test_features_of_another_encoder_than_the_jobs_are_refused(
+    tmp_path: Path, encoder: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the same length, they would be averaged."""
+    wanted = HistoFLConfig.parse(
+        {"model": {"in_features": 5, "encoder_sha256": "a" * 64}, "target": {"classes": ["no", "yes"]}}
+    )
+    data_set = prepared(tmp_path, [bag("a", "p", 1)])
+    content = json.loads((tmp_path / INDEX).read_text())
+    (tmp_path / INDEX).write_text(json.dumps(content | {"encoder": encoder}))
+    with pytest.raises(CatalogueError, match=r"a{64} \(model\.encoder_sha256\): prepare the slides with that one"):
+        open_bags(data_set, wanted)
+    with caplog.at_level("WARNING", "fedad.worker"):
+        assert len(open_bags(data_set, CLASSES).rows) == 1
+    assert "b" * 64 in caplog.text or "unknown" in caplog.text
+    (tmp_path / INDEX).write_text(json.dumps(content | {"encoder": {"weights_sha256": "a" * 64}}))
+    assert len(open_bags(data_set, wanted).rows) == 1
+
+
+def test_a_file_that_is_none_of_features_is_refused_without_its_name(tmp_path: Path) -> None:
+    prepared(tmp_path, [bag("a", "p", 1)])
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(b"nothing")
+    content = json.loads((tmp_path / INDEX).read_text())
+    content["bags"][0]["sha256"] = sha256_of(file)
+    (tmp_path / INDEX).write_text(json.dumps(content))
+    bags = open_bags(DataSet(id="slides", kind="bags", folder=tmp_path), CLASSES)
+    with pytest.raises(FeaturesError, match="cannot be read") as error:
+        bags.bag(bags.rows[0])
+    assert file.name not in str(error.value)
