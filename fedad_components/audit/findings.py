@@ -42,6 +42,8 @@ class FindingKind(str, Enum):
     UPDATE_NOT_RECORDED = "update_not_recorded"
     """The site sent it, or the server counted it, and the server's log does not have its arrival; or an event does not
     say of which update it is."""
+    COUNTS_DIFFER = "counts_differ"
+    """The counts of patients beside an update are others, more or fewer in the server's log than in the site's."""
     UNSIGNED_LOG = "unsigned_log"
     """No checkpoint at all, where certificates are to be checked: anybody can write such a log."""
     MORE = "more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,10 @@ class _Update(NamedTuple):
     sha256: str
 
 
+Counts = dict[str, str]
+"""Name to digest of the counts of patients beside an update."""
+
+
 class Updates:
     """Collects over all logs, compares at the end. Its memory grows with the number of updates alone."""
 
@@ -48,6 +53,9 @@ class Updates:
         self._sent_rounds: set[_Round] = set()
         self._counted: dict[_Update, _Place] = {}
         self._counted_rounds: set[_Round] = set()
+        self._sent_counts: dict[_Update, list[Counts]] = defaultdict(list)
+        """One for each time that the site says it sent the update."""
+        self._received_counts: list[tuple[_Place, _Update, Counts]] = []
         self._answered: set[_Update] = set()
         """Updates that the server received, whatever it did with them."""
         self._unread: set[_Round] = set()
@@ -84,7 +92,9 @@ class Updates:
             of = _Round(event.peer, event.job_id, event.round, event.site)
             self._sent_rounds.add(of)
             if event.payload:
-                self._sent.setdefault(_Update(of, event.payload.sha256), place)
+                update = _Update(of, event.payload.sha256)
+                self._sent.setdefault(update, place)
+                self._sent_counts[update].append(event.counts or {})
         elif kind is Kind.UPDATE_RECEIVED and event.peer:
             of = _Round(event.site, event.job_id, event.round, event.peer)
             if event.payload:
@@ -92,6 +102,7 @@ class Updates:
                 self._answered.add(update)
                 if success:
                     self._counted.setdefault(update, place)
+                    self._received_counts.append((place, update, event.counts or {}))
             elif not success:
                 self._unread.add(of)
             if success:
@@ -125,6 +136,7 @@ class Updates:
             if self._has_all(update.of.site, update.of) and update not in self._sent:
                 detail = f"the server received {_name(update)} from {update.of.site!r}, whose log says nothing of it"
                 findings.add(*place, FindingKind.UPDATE_NEVER_SENT, detail)
+        self._compare_counts(findings)
         for of, place in self._in_mean.items():
             where = f"round {of.number} of job {of.job!r}"
             if self._has_all(of.site, of) and of not in self._sent_rounds:
@@ -143,6 +155,20 @@ class Updates:
                 )
                 findings.add(*place, FindingKind.UPDATE_NOT_RECORDED, detail)
 
+    def _compare_counts(self, findings: Findings) -> None:
+        """Tell of counts beside an update that both ends know, which one of them does not have, or has otherwise."""
+        for place, update, received in self._received_counts:
+            sent = self._sent_counts.get(update)
+            if sent and received not in sent:
+                names = sorted(
+                    name for name in received.keys() | sent[0].keys() if received.get(name) != sent[0].get(name)
+                )
+                told = "; ".join(
+                    f"{name!r}: sent {_hash(sent[0], name)}, received {_hash(received, name)}" for name in names
+                )
+                detail = f"counts beside {_name(update)} of {update.of.site!r} differ at its two ends: {told}"
+                findings.add(*place, FindingKind.COUNTS_DIFFER, detail)
+
     def _has_all(self, log: str, of: _Round) -> bool:
         """Whether a log is there and holds all of a round: one whose beginning retention cut may begin within one."""
         return log in self._sites and (log not in self._cut or of.number > self._first.get((log, of.job), of.number))
@@ -150,3 +176,7 @@ class Updates:
 
 def _name(update: _Update) -> str:
     return f"update {update.sha256[:12]}… of round {update.of.number}, job {update.of.job!r}"
+
+
+def _hash(counts: Counts, name: str) -> str:
+    return f"{counts[name][:12]}…" if name in counts else "none"

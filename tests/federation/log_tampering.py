@@ -101,6 +101,12 @@ def _another_signature(event: Event) -> Event:
 
 never_sent = edit(Kind.UPDATE_RECEIVED, "alpha", _another_payload)
 """The server counts another update of alpha than the one that alpha sent."""
+other_counts = edit(
+    Kind.UPDATE_RECEIVED,
+    None,
+    lambda event: event.model_copy(update={"counts": dict.fromkeys(event.counts or (), "f" * 64)}),
+)
+"""The server says that it was told other counts than the site sent."""
 clock_ahead = edit(Kind.TASK_RECEIVED, None, _an_hour_later)
 """What follows seems to be an hour before it."""
 bad_signature = edit(Kind.CHECKPOINT, None, _another_signature)

@@ -108,7 +108,15 @@ class Federation:
         for peer in peers:
             accept_peer(self.logs[peer], signed, self.authority.pem, site)
 
-    def round(self, number: int, counted: tuple[str, ...] = SITES, sent: tuple[str, ...] = SITES) -> None:
+    def round(
+        self,
+        number: int,
+        counted: tuple[str, ...] = SITES,
+        sent: tuple[str, ...] = SITES,
+        counts: dict[str, str] | None = None,
+        received: dict[str, str] | None = None,
+    ) -> None:
+        """``counts`` are those that sites send beside an update, ``received`` what the server has of site-a's."""
         of = {"job_id": "job-1", "round": number}
         self.checkpoint("server", self.SITES)
         for site in self.SITES:
@@ -116,10 +124,11 @@ class Federation:
             self.write("server", Kind.TASK_SENT, peer=site, lambda_t=0.85, **of)
             self.write(site, Kind.TASK_RECEIVED, peer="server", **of)
             if site in sent:
-                self.write(site, Kind.RESULT_SENT, peer="server", payload=payload, **of)
+                self.write(site, Kind.RESULT_SENT, peer="server", payload=payload, counts=counts, **of)
             self.checkpoint(site, ("server",))
             if site in counted:
-                self.write("server", Kind.UPDATE_RECEIVED, peer=site, payload=payload, **of)
+                had = received if site == "site-a" and received is not None else counts
+                self.write("server", Kind.UPDATE_RECEIVED, peer=site, payload=payload, counts=had, **of)
         self.write("server", Kind.AGGREGATED, participants=dict.fromkeys(counted, 10), **of)
 
     def close(self) -> None:
