@@ -1,4 +1,4 @@
-"""``fedad data``: look at a site's images before training does. Prints counts and never a file's name."""
+"""``fedad data``: look at a site's images or bags before training does. Prints counts and never a file's name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from fedad_components.cli.messages import complain
 from fedad_components.config import ModelConfig
@@ -20,6 +21,9 @@ from fedad_components.imaging.account import MEANING, Account, DataRefused
 from fedad_components.imaging.cache import cache_folder, cache_side
 from fedad_components.imaging.catalogue import Catalogue, CatalogueError, DataSet
 from fedad_components.imaging.ingest import IngestError, ingest
+
+if TYPE_CHECKING:
+    from fedad_components.mil.site_account import BagAccount
 
 app = typer.Typer(help="Check and ingest a site's images.", no_args_is_help=True)
 
@@ -50,7 +54,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 @app.command(
     epilog="Examples: fedad data check images --kit /opt/fedad/hospital-a  |  "
-    f"fedad data check images --catalogue catalogue.yaml --json\n\n{_EXIT_CODES}"
+    f"fedad data check images --catalogue catalogue.yaml --json  |  "
+    f"fedad data check slides --kit /opt/fedad/hospital-a --config config.json\n\n{_EXIT_CODES}"
 )
 def check(
     data_set: Id,
@@ -58,16 +63,27 @@ def check(
     kit: Kit = None,
     side: Side = _DEFAULT_SIDE,
     workers: Workers = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="kind bags: a HistoFL job's settings as JSON: could the site take part?"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Account for every file of a data set: used, or rejected with its reason.
 
-    Decodes what is not cached yet; training then uses that cache.
+    Decodes what is not cached yet; training then uses that cache. Of a data
+    set of kind bags, reads every slide's features and counts patients by
+    class or event.
 
     Prints counts only. File names are in a list for the site's own staff;
     its path is printed.
     """
     entry, cache_dir = _data_set(data_set, catalogue, kit)
+    if entry.kind == "bags":
+        _check_bags(entry, config, as_json)
+        return
+    if config is not None:
+        _fail(f"--config: data set {entry.id!r} holds images: expected one of kind bags")
     outcome = _run(entry, cache_dir, side, workers, again=False)
     _print(outcome, as_json)
 
@@ -165,11 +181,68 @@ def _print(outcome: dict[str, Any], as_json: bool) -> None:
         raise typer.Exit(REFUSED)
 
 
+def _check_bags(entry: DataSet, config_file: Path | None, as_json: bool) -> None:
+    from fedad_components.cli.config import read_config
+    from fedad_components.mil.site_account import account_of
+
+    config = read_config(config_file, None, algorithm="histofl") if config_file else None
+    try:
+        with _bar(entry.id, "reading") as progress:
+            account = account_of(entry, config, progress)
+    except CatalogueError as error:
+        _fail(str(error))
+    if as_json:
+        accepted = {"data_set": entry.id, "accepted": not account.refused}
+        print(json.dumps(accepted | account.to_json(), indent=2))
+    else:
+        _print_bags(entry.id, account)
+    for reason in account.refused:
+        complain(reason, "refused")
+    if account.refused:
+        raise typer.Exit(REFUSED)
+
+
+def _print_bags(name: str, account: BagAccount) -> None:
+    from fedad_components.mil.site_account import MEANING as OF_SLIDES
+    from fedad_components.mil.site_account import MOST_LABELS
+
+    def row(what: str, count: int, meaning: str = "") -> None:
+        table.add_row(Text(what), f"{count:,}", Text(meaning))
+
+    table = Table("", Column("number", justify="right"), "meaning", title=f"Data set {name}", title_justify="left")
+    row("slides", account.slides, f"{account.patches:,} patches")
+    for problem, count in account.bad.items():
+        row(f"  {problem}", count, OF_SLIDES[problem])
+    row("patients", account.patients, f"{account.without_patient} slides without one, each counted as a patient")
+    if len(account.labels) <= MOST_LABELS:
+        for label, count in account.labels.items():
+            row(f"  class {label}", count)
+    else:
+        row("  labels", len(account.labels), "different ones: too many for classes")
+    if account.events or account.censored:
+        row("  with an event", account.events)
+        row("  censored", account.censored)
+    if account.conflicts:
+        row("  contradictory", account.conflicts, "slides of one patient with different outcomes")
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    lengths = " and ".join(map(str, account.lengths)) or "none"
+    console.print(f"features of a patch: {lengths}")
+    if account.encoder is not None:
+        console.print(
+            f"encoder {account.encoder['name']}, for a job's settings:\n"
+            f"  model.encoder_sha256={account.encoder['weights_sha256']}",
+            soft_wrap=True,
+        )
+    for note in account.notes:
+        complain(note, "note")
+
+
 @contextmanager
-def _bar(name: str) -> Iterator[Any]:
+def _bar(name: str, doing: str = "decoding") -> Iterator[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"decoding {name}", total=None)
+        task = progress.add_task(f"{doing} {name}", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 

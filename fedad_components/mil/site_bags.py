@@ -204,7 +204,7 @@ class _Reader:
             if not path.is_file() or sha256_of(path) != digest:
                 raise FeaturesError("a file of features is missing, or changed since it was written: prepare again")
             self.verified.add(slide)
-        features = torch.from_numpy(_features(path))
+        features = torch.from_numpy(features_of(path))
         if features.shape[1] != self.in_features:
             raise FeaturesError(
                 f"features of a slide are {tuple(features.shape)}: expected (P, model.in_features = "
@@ -213,8 +213,12 @@ class _Reader:
         return features
 
 
-def _features(path: Path) -> npt.NDArray[np.float32]:
-    """Those of a file, ``(P, F)``, P > 0, finite; raises FeaturesError."""
+def features_of(path: Path) -> npt.NDArray[np.float32]:
+    """Those of a file, ``(P, F)``, P > 0, finite.
+
+    Raises:
+        FeaturesError: if there are none such.
+    """
     try:
         features = read_features(path).features
     except SlidesError:
