@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedad_components.mil.counts import Floats
+from fedad_components.mil.counts import Floats, Grid
 from fedad_components.mil.evaluate import ALL_SITES, EvaluationError, Run
-from fedad_components.mil.federated_metrics import Confusion, ScoreHistogram
+from fedad_components.mil.federated_metrics import Confusion, ScoreHistogram, class_histograms, score_pairs
+from fedad_components.mil.survival_metrics import PairCounts
 
 
 class Roc(NamedTuple):
@@ -104,12 +105,38 @@ class Classified(ClassRun):
 
 @dataclass(frozen=True, eq=False)
 class ClassCounts(ClassRun):
-    """What sites told of their patients: a confusion matrix, and a histogram of scores of each class."""
+    """What sites told of their patients.
+
+    Attributes:
+        counted: true classes by predicted ones.
+        histograms: of each class, its scores.
+        pairs: of each class, pairs of patients within a site, exact; None: AUC is taken from the histograms. In those
+            of a site that may not tell small counts, few patients have moved far: curves are drawn of them, no more.
+    """
 
     counted: Confusion
     histograms: tuple[ScoreHistogram, ...]
+    pairs: tuple[PairCounts, ...] | None = None
 
     binned: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, run: Classified, grid: Grid, least: int) -> ClassCounts:
+        """What a site may tell of its patients: of a class, nothing where fewer than ``least`` are, or are not, of it.
+
+        Args:
+            grid: of probabilities, the same at every site.
+        """
+        classes = run.probability.shape[1]
+        pairs = tuple(score_pairs(run.probability[:, c], run.true == c, least) for c in range(classes))
+        return cls(
+            run.method,
+            run.site,
+            run.seed,
+            Confusion.of(run.true, run.probability.argmax(axis=1), classes, least),
+            tuple(class_histograms(run.true, run.probability, grid, least)),
+            pairs if least > 1 else None,
+        )
 
     @property
     def patients(self) -> int:
@@ -120,11 +147,27 @@ class ClassCounts(ClassRun):
         return self.counted
 
     def rocs(self) -> list[Roc | None]:
-        return [_roc_of_histogram(histogram) for histogram in self.histograms]
+        curves = [_roc_of_histogram(histogram) for histogram in self.histograms]
+        if self.pairs is None:
+            return curves
+        areas = [pairs.c_index for pairs in self.pairs]
+        return [
+            curve._replace(auc=area) if curve is not None and area is not None else None
+            for curve, area in zip(curves, areas, strict=True)
+        ]
+
+    def scores(self) -> dict[str, float | None]:
+        name = "AUC" if self.pairs is None else "AUC within sites"
+        return {name if score == "AUC" else score: value for score, value in super().scores().items()}
 
     def joined(self, other: ClassCounts) -> ClassCounts:
+        if (self.pairs is None) != (other.pairs is None):
+            raise ValueError("one tells all counts, the other none below a least one: expected the same at every site")
+        pairs = None
+        if self.pairs is not None and other.pairs is not None:
+            pairs = tuple(a + b for a, b in zip(self.pairs, other.pairs, strict=True))
         histograms = tuple(a + b for a, b in zip(self.histograms, other.histograms, strict=True))
-        return replace(self, site=ALL_SITES, counted=self.counted + other.counted, histograms=histograms)
+        return replace(self, site=ALL_SITES, counted=self.counted + other.counted, histograms=histograms, pairs=pairs)
 
 
 def _roc_of_histogram(histogram: ScoreHistogram) -> Roc | None:

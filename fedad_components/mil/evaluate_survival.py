@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedad_components.mil.bins import SurvivalError, checked
-from fedad_components.mil.counts import Floats, Ints
+from fedad_components.mil.counts import Floats, Grid, Ints
 from fedad_components.mil.evaluate import ALL_SITES, EvaluationError, Run
 from fedad_components.mil.federated_metrics import RiskSetTable, RiskTimeHistogram
 from fedad_components.mil.survival_metrics import (
@@ -169,7 +169,7 @@ class SurvivalCounts(SurvivalRun):
 
     Attributes:
         pairs: of risk and time; or of comparable patients within each site only, where small counts may not be told.
-        table: who leaves, by risk group.
+        table: who leaves, by risk group; none where a site may not tell it.
         cut: how the groups were cut, in words: the counts do not say it.
     """
 
@@ -178,6 +178,27 @@ class SurvivalCounts(SurvivalRun):
     cut: str
 
     binned: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, run: Survived, risk_grid: Grid, time_grid: Grid, least: int) -> SurvivalCounts:
+        """What a site may tell of its patients.
+
+        Pairs, where patients and events are ``least`` or more. Who leaves, where in each risk group no event was seen
+        or ``least`` were, and so of the censored: a table without the few of a kind would be a curve of others.
+        """
+        groups, number = risk_groups(run.risks, run.cuts), len(run.cuts) + 1
+        table = RiskSetTable.of(run.times, run.events, groups, number, time_grid)
+        sums = table.counts.sum(axis=2)
+        if ((sums > 0) & (sums < least)).any():
+            table = RiskSetTable(np.zeros_like(table.counts), table.grids)
+        elif least > 1:
+            table = RiskSetTable.of(run.times, run.events, groups, number, time_grid, least)
+        pairs: RiskTimeHistogram | PairCounts = (
+            pair_counts(run.times, run.events, run.risks, least)
+            if least > 1
+            else RiskTimeHistogram.of(run.times, run.events, run.risks, risk_grid, time_grid)
+        )
+        return cls(run.method, run.site, run.seed, pairs, table, run.rule)
 
     @property
     def rule(self) -> str:

@@ -17,6 +17,7 @@ from fedad_components.mil.counts import Counts, CountsError, Grid, Ints, joined
 from fedad_components.mil.survival_metrics import (
     KaplanMeier,
     LogRank,
+    PairCounts,
     at_risk_of,
     group_numbers,
     log_rank_of,
@@ -72,6 +73,21 @@ def class_histograms(
         ScoreHistogram.of(column, np.asarray(true) == number, grid, least)
         for number, column in enumerate(probability.T)
     ]
+
+
+def score_pairs(scores: npt.ArrayLike, positive: npt.ArrayLike, least: int = 1) -> PairCounts:
+    """Pairs of a bag of a class and one that is not of it, ``(n,)`` both: concordant where the former scores higher.
+
+    Their c-index is the AUC (Hanley & McNeil 1982), exact, over pairs within a site. With fewer than ``least`` bags of
+    either kind, no pair is told.
+    """
+    scores, positive = np.asarray(scores, dtype=np.float64), np.asarray(positive).astype(bool)
+    of_class, others = scores[positive], np.sort(scores[~positive])
+    if min(len(of_class), len(others)) < least:
+        return PairCounts.of(0, 0, 0)
+    below = int(np.searchsorted(others, of_class, side="left").sum())
+    not_above = int(np.searchsorted(others, of_class, side="right").sum())
+    return PairCounts.of(below, len(of_class) * len(others) - not_above, not_above - below)
 
 
 def macro_auc(histograms: Sequence[ScoreHistogram]) -> float | None:

@@ -129,6 +129,8 @@ def _survived(report: Report) -> Iterator[dict[str, Any]]:
     """The first seed's curves of each method, and every seed's log-rank test."""
     for method, runs in _by_method(report.survived).items():
         groups = [run.groups() for run in runs]
+        if not any(groups[0].curves):
+            continue  # no site may tell them: the table says so
         names = group_names(len(groups[0].curves))
         yield {
             "method": method,

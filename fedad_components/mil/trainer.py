@@ -66,6 +66,7 @@ class BagTrainer:
         bags: all of the site's.
         site: the site's name; it enters the seeds and the error messages.
         device: overrides ``training.device``.
+        split: of the patients; by default :func:`split_of`.
 
     Raises:
         TrainingError: if the privacy mode needs another trainer.
@@ -77,14 +78,19 @@ class BagTrainer:
     """Values of ``privacy.mode`` under which this trainer may train."""
 
     def __init__(
-        self, config: HistoFLConfig, bags: SiteBags, site: str, device: str | torch.device | None = None
+        self,
+        config: HistoFLConfig,
+        bags: SiteBags,
+        site: str,
+        device: str | torch.device | None = None,
+        split: Split | None = None,
     ) -> None:
         if config.privacy.mode not in self.modes:
             raise TrainingError(
                 f"site {site}: {type(self).__name__} does not train under privacy.mode {config.privacy.mode!r}"
             )
         self.config, self.bags, self.site = config, bags, site
-        self.split = split_of(bags, config, site)
+        self.split = split or split_of(bags, config, site)
         self.train_rows = self._rows(self.split.train)
         self.device = torch.device(device) if device is not None else choose_device(config.training.device)
         self.model = build_model(config).to(self.device)

@@ -1,4 +1,4 @@
-"""``fedad slides``: whole-slide images to features. Prints line numbers and pseudonyms, never a name."""
+"""``fedad slides prepare``: whole-slide images to features. Prints line numbers and pseudonyms, never a name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,16 +17,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from fedad_components.cli.messages import complain
+from fedad_components.cli.slides.ending import NOTHING_USABLE, fail, reported
 
 if TYPE_CHECKING:
     from fedad_components.slides.account import SlideAccount
 
-app = typer.Typer(help="Prepare whole-slide images.", no_args_is_help=True)
-
-NOTHING_USABLE, UNUSABLE, INTERRUPTED = 1, 2, 130
 ROWS = 20
 """Slides that are left out and shown; all are in account.json."""
 MAX_READERS = 16
+EPILOG = (
+    "Examples:  fedad slides prepare slides.csv --out features --weights resnet50.pth --sha256 0676ba61...  |  "
+    "fedad slides prepare slides.csv --out features --encoder fedad --weights extractor.safetensors  |  "
+    "fedad slides prepare slides.csv --out features --weights resnet50.pth --sha256 0676ba61... --mpp 0.25 "
+    "--preset biopsy\n\n"
+    "Exit codes: 0 at least one slide is used; 1 none is; 2 the catalogue, the encoder or the folder cannot be used; "
+    "130 interrupted: run it again to continue."
+)
 
 
 class Preset(str, Enum):
@@ -44,14 +50,6 @@ class Form(str, Enum):
     H5 = "h5"
 
 
-@app.command(
-    epilog="Examples:  fedad slides prepare slides.csv --out features --weights resnet50.pth --sha256 0676ba61...  |  "
-    "fedad slides prepare slides.csv --out features --encoder fedad --weights extractor.safetensors  |  "
-    "fedad slides prepare slides.csv --out features --weights resnet50.pth --sha256 0676ba61... --mpp 0.25 "
-    "--preset biopsy\n\n"
-    "Exit codes: 0 at least one slide is used; 1 none is; 2 the catalogue, the encoder or the folder cannot be used; "
-    "130 interrupted: run it again to continue."
-)
 def prepare(
     catalogue: Annotated[
         Path,
@@ -105,7 +103,7 @@ def prepare(
     slides and patients have pseudonyms there. A killed run continues with
     the slide at which it stopped.
     """
-    with _reported(out, "run the same command again to continue"):
+    with reported(out, "run the same command again to continue"):
         import torch
 
         from fedad_components.fedsd.trainer import choose_device
@@ -143,82 +141,13 @@ def prepare(
                     progress=progress,
                 )
         except torch.cuda.OutOfMemoryError:
-            _fail(f"the GPU's memory does not hold {batch_size} patches: expected a smaller --batch-size")
+            fail(f"the GPU's memory does not hold {batch_size} patches: expected a smaller --batch-size")
     if as_json:
         print(json.dumps(account.to_json(), indent=2))
     else:
         _print(account, out)
     if not account.used:
         complain("no slide can be used: see the reasons above", "refused")
-        raise typer.Exit(NOTHING_USABLE)
-
-
-@app.command(
-    epilog="Examples:  fedad slides heatmap slides.csv --features features --model model.safetensors --out maps  |  "
-    "fedad slides heatmap slides.csv --features features --model model.safetensors --out maps "
-    "--slide 0f2d94c1a7b35e68  |  "
-    "fedad slides heatmap 0001.svs --features features --model model.safetensors --out maps\n\n"
-    "Exit codes: 0 every slide is drawn; 1 some cannot be read; 2 slides, features and model do not fit together; "
-    "130 interrupted."
-)
-def heatmap(
-    slides: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SLIDE_OR_CATALOGUE",
-            help="The catalogue (.csv) that features were prepared from, or one of its slides.",
-            show_default=False,
-        ),
-    ],
-    features: Annotated[Path, typer.Option(metavar="DIR", help="Folder that fedad slides prepare wrote.")],
-    model: Annotated[Path, typer.Option(metavar="FILE", help="model.safetensors of a job of HistoFL.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the pictures, scores and report.")],
-    slide: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Pseudonym of the one slide to draw; default: all of the catalogue's."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, max=60, help="Most attended patches on a slide's sheet.")] = 12,
-    encoder_sha256: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HEX", help="Digest of the encoder's weights that the model was trained with, to compare."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 ...")] = "auto",
-    key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Key of the pseudonyms; default: slide_ids.key beside the catalogue."),
-    ] = None,
-) -> None:
-    """Show where on slides a trained model looks, from their prepared features.
-
-    Writes an overlay with the percentile of each patch's attention, a sheet of
-    the most attended patches, scores.csv and report.html; slides have their
-    pseudonyms there.
-    """
-    with _reported(out, "run the same command again"):
-        from dataclasses import replace
-
-        from fedad_components.fedsd.trainer import choose_device
-        from fedad_components.mil.attention import slides_to_draw, write_heatmaps
-        from fedad_components.mil.state import load_bag_model
-        from fedad_components.slides.reader import require_openslide
-
-        require_openslide()
-        loaded = load_bag_model(model)
-        if encoder_sha256 is not None:
-            loaded = replace(loaded, encoder_sha256=encoder_sha256.strip().lower())
-        wanted = slides_to_draw(slides, features, slide, key)
-        with _bar(len(wanted)) as progress:
-            drawn = write_heatmaps(
-                wanted, features, loaded, out, device=choose_device(device), top=top, progress=progress
-            )
-    for name, problem in drawn.left_out.items():
-        complain(f"{name}: {problem}", "left out")
-    Console(highlight=False, markup=False).print(
-        f"{len(drawn.slides)} of {len(wanted)} slides; look at {out / 'report.html'}", soft_wrap=True
-    )
-    if drawn.left_out:
         raise typer.Exit(NOTHING_USABLE)
 
 
@@ -262,36 +191,3 @@ def _bars(slides: int) -> Iterator[Callable[[int, int, int, int], None]]:
             progress.update(one_slide, completed=patches_done, total=patches or None)
 
         yield update
-
-
-@contextmanager
-def _bar(slides: int) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("slides"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("slides", total=slides)
-        yield lambda done: progress.update(task, completed=done)
-
-
-@contextmanager
-def _reported(out: Path, again: str) -> Iterator[None]:
-    """Ends the command with a message where what it was given cannot be used, or somebody interrupts it."""
-    try:
-        from fedad_components.fedsd.state import StateError
-        from fedad_components.fedsd.trainer import TrainingError
-        from fedad_components.files import LockedError
-        from fedad_components.slides.reader import SlidesError
-
-        try:
-            yield
-        except (SlidesError, StateError, TrainingError, LockedError) as error:
-            _fail(error)
-        except OSError as error:
-            _fail(f"{out}: {error.strerror}: expected a folder that this user may write, and space")
-    except KeyboardInterrupt:
-        complain(again, "interrupted")
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def _fail(message: object) -> NoReturn:
-    complain(message)
-    raise typer.Exit(UNUSABLE)
