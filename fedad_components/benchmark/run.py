@@ -71,16 +71,27 @@ class Run:
         return self.out / "runs" / self.variant / self.target / str(self.seed)
 
     @property
-    def rounds(self) -> Path:
+    def records(self) -> Path:
         """One line for each finished round: how far it is."""
         return self.folder / FILE_NAME
 
-    def finished_rounds(self, since: float) -> int:
-        """Rounds that are trained, if the run was worked on after the time ``since`` (Unix seconds)."""
-        try:
-            return self.rounds.read_bytes().count(b"\n") if self.rounds.stat().st_mtime >= since else 0
-        except FileNotFoundError:
-            return 0
+    @property
+    def rounds(self) -> int:
+        """How many are to be trained."""
+        return PRESETS[self.preset].rounds
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.variant}, seed {self.seed}"
+
+
+def finished_rounds(records: Path, since: float) -> int:
+    """Lines of ``rounds.jsonl``, if the run was worked on after the time ``since`` (Unix seconds)."""
+    try:
+        return records.read_bytes().count(b"\n") if records.stat().st_mtime >= since else 0
+    except FileNotFoundError:
+        return 0
 
 
 def use_cores(workers: int) -> None:
@@ -109,11 +120,16 @@ def open_results(out: Path, preset: str, command: str) -> Results:
             )
         return results
     out.mkdir(parents=True, exist_ok=True)
-    versions = {"fedad": __version__, "torch": torch.__version__}
-    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    results = Results(facts=Facts(preset=preset, command=command, versions=versions, date=date))
+    results = Results(facts=facts_now(preset, command))
     results.write(path)
     return results
+
+
+def facts_now(preset: str, command: str) -> Facts:
+    """Of results that are begun now."""
+    versions = {"fedad": __version__, "torch": torch.__version__}
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Facts(preset=preset, command=command, versions=versions, date=date)
 
 
 def execute(run: Run) -> list[Row]:
@@ -145,7 +161,7 @@ def execute(run: Run) -> list[Row]:
 
 def _train(run: Run, variant: Variant, config: FedADConfig, laboratories: Laboratories) -> None:
     began = time.monotonic()
-    run.rounds.unlink(missing_ok=True)  # of an attempt that was interrupted
+    run.records.unlink(missing_ok=True)  # of an attempt that was interrupted
     write_atomic(run.folder / CONFIG, json.dumps(config.to_json(), indent=1).encode("utf-8"))
     if variant.training == "none":
         theta, cost = initial_state(config), {"steps": 0, "images": 0, "bytes": 0}
@@ -172,7 +188,7 @@ def _trained(
     simulation = Simulation(config, trainers, theta)
     probe = ByRound(run.folder, config, laboratories, device) if run.by_round else None
     for _ in range(config.federation.rounds):
-        append_record(run.rounds, record := simulation.run_round())
+        append_record(run.records, record := simulation.run_round())
         if probe:
             probe(record.round, simulation.theta)
     records, training = simulation.records, config.training

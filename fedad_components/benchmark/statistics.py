@@ -176,8 +176,8 @@ def wilcoxon(d: npt.NDArray[np.float64]) -> float | None:
     """
     d = np.round(d, 12)  # differences that are equal on paper tie
     d = d[d != 0]
-    if len(d) == 0:
-        return None
+    if len(d) < 2:
+        return 1.0 if len(d) else None  # of one difference, both signs are as extreme; scipy wants two or more
     if len(d) > EXACT_UP_TO:
         return float(stats.wilcoxon(d).pvalue)
     ranks = np.sign(d) * stats.rankdata(np.abs(d))

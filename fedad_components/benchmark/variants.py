@@ -152,11 +152,12 @@ def configuration(variant: Variant, preset: Preset, seed: int, sites: int) -> Fe
         },
         "federation": {"rounds": preset.rounds, "min_sites": 1 if variant.training == "pooled" else sites},
     }
-    return FedADConfig.parse(_merged(_merged(base, LEARNABLE), variant.settings))
+    return FedADConfig.parse(merged(merged(base, LEARNABLE), variant.settings))
 
 
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of ``base`` with the settings of ``changes`` in them."""
+    whole = dict(base)
     for name, value in changes.items():
-        merged[name] = {**base.get(name, {}), **value} if isinstance(value, Mapping) else value
-    return merged
+        whole[name] = {**base.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return whole

@@ -1,25 +1,47 @@
-"""`fedad benchmark`: methods side by side on images of a laboratory that none of them has seen."""
+"""`fedad benchmark`: methods side by side, FedAD's on an unseen laboratory's images and HistoFL's on public bags."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fedad_components.cli.messages import complain
 
 if TYPE_CHECKING:
+    from fedad_components.benchmark.histofl.run import Run as StudyRun
     from fedad_components.benchmark.results import Results
     from fedad_components.benchmark.run import Run
 
 METRIC = "balanced_accuracy"
+Result = TypeVar("Result")
 
-app = typer.Typer(no_args_is_help=True, help="Methods side by side on images of an unseen laboratory.")
+
+class AnyRun(Protocol):
+    """What is executed in a process of its own."""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+
+    @property
+    def rounds(self) -> int:
+        """How many it has at most."""
+
+    @property
+    def records(self) -> Path:
+        """Its rounds.jsonl."""
+
+
+Job = TypeVar("Job", bound=AnyRun)
+
+app = typer.Typer(no_args_is_help=True, help="Methods side by side, on public data.")
 
 EPILOG = (
     "Examples:  fedad benchmark wbc --data wbc --methods fedad,moon --out bench  |  fedad benchmark wbc --data wbc "
@@ -41,7 +63,7 @@ def wbc(
             "row that deviates in those settings."
         ),
     ] = "fedad",
-    seeds: Annotated[str, typer.Option(help="Numbers with commas.")] = "0",
+    seeds: Annotated[str, typer.Option(help="Numbers with commas, or a range such as 0-4.")] = "0",
     target: Annotated[str, typer.Option(help="The unseen laboratory.")] = "chulalongkorn",
     preset: Annotated[Literal["quick", "full"], typer.Option(help="How much is trained.")] = "quick",
     exact: Annotated[
@@ -73,15 +95,54 @@ def wbc(
     except ValueError as error:
         complain(str(error))
         raise typer.Exit(1) from None
-    try:
-        numbers = [int(seed) for seed in _listed(seeds)]
-    except ValueError:
-        complain(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2")
-        raise typer.Exit(1) from None
+    numbers = _numbers(seeds)
     runs = [Run(name, seed, target, preset, data, out, device, by_round) for seed in numbers for name in names]
     try:
         failed = _run_all(runs, out, preset, workers, console)
     except (DemoDataError, ResultsError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(1) from None
+    if failed:
+        complain(f"{failed} of {len(runs)} runs failed; the same command tries them again")
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples:  fedad benchmark histofl --data data --study musk --seeds 0-4 --out musk  |  fedad benchmark "
+    "histofl --data data --study kirc --methods central,federated,E-8 --seeds 0-4 --workers 2 --out kirc\n\n"
+    "The same command again goes on where it stopped. Exit codes: 0 done; 1 the data or the results cannot be used, "
+    "or a run failed; 130 interrupted."
+)
+def histofl(
+    data: Annotated[Path, typer.Option(metavar="DIR", help="The folder with mil/ and survival/.")],
+    study: Annotated[
+        Literal["musk", "kirc", "brca"],
+        typer.Option(
+            help="musk: MUSK1, classification; kirc: kidney cancer, real outcomes and synthetic features; brca: "
+            "Fed-TCGA-BRCA, covariates as bags of one instance."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs, results.json and pages are written.")],
+    seeds: Annotated[str, typer.Option(help="Numbers with commas, or a range such as 0-4.")] = "0",
+    methods: Annotated[str, typer.Option(help="Rows with commas, or 'all'.")] = "all",
+    epochs: Annotated[int, typer.Option(min=0, help="Most local epochs; 0: the study's.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, of one core each.")] = 1,
+) -> None:
+    """HistoFL beside central and single-site training, on public bags and survival data."""
+    from fedad_components.benchmark.histofl.run import Run
+    from fedad_components.benchmark.histofl.studies import STUDIES
+
+    console, numbers, found = Console(), _numbers(seeds), STUDIES[study]
+    try:
+        names = [found.variant(name).name for name in _listed(methods)] if methods != "all" else None
+        found.load(data)  # before a process is started
+        runs = [
+            Run(study, name, seed, data, out, epochs or found.epochs)
+            for seed in numbers
+            for name in names or [variant.name for variant in found.variants]
+        ]
+        failed = _run_study(runs, workers, console)
+    except (ValueError, OSError) as error:
         complain(str(error))
         raise typer.Exit(1) from None
     if failed:
@@ -144,60 +205,122 @@ def _baseline(results: Results) -> str:
     return BASELINE if BASELINE in methods or not methods else methods[0]
 
 
+def _numbers(text: str) -> list[int]:
+    """``0,1,2`` or ``0-2``."""
+    try:
+        parts = [[int(end) for end in part.split("-")] for part in _listed(text)]
+        if not parts or any(len(ends) > 2 for ends in parts):
+            raise ValueError
+    except ValueError:
+        complain(f"--seeds {text!r}: expected whole numbers with commas, such as 0,1,2, or a range, such as 0-4")
+        raise typer.Exit(1) from None
+    return list(dict.fromkeys(number for ends in parts for number in range(ends[0], ends[-1] + 1)))
+
+
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _run_all(runs: Sequence[Run], out: Path, preset: str, workers: int, console: Console) -> int:
     """Run what results.json lacks; how many failed."""
+    from fedad_components.benchmark.results import FILE_NAME, Results, Row, append_row
+    from fedad_components.benchmark.run import execute, open_results
+
+    results = open_results(out, preset, _command())
+    there = {(row.method, row.seed, row.target) for row in results.rows}
+    waiting = [run for run in runs if (run.variant, run.seed, run.target) not in there]
+    console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them done before", highlight=False)
+
+    def done(rows: list[Row]) -> str:
+        for row in rows:
+            append_row(out / FILE_NAME, row)
+        score = next((row for row in rows if row.protocol == "source"), rows[0])
+        return f"balanced accuracy {score.metrics[METRIC]:.3f} ({score.protocol}), {score.seconds:.0f} s"
+
+    failed = _work(waiting, execute, done, workers, workers, console)
+    if (results := Results.load(out / FILE_NAME)).rows:
+        _report(results, out, console)
+    return failed
+
+
+def _run_study(runs: Sequence[StudyRun], workers: int, console: Console) -> int:
+    """Run what has no outcome, then write results and pages of everything in the folder; how many failed."""
+    import os
+
+    from fedad_components.benchmark.histofl.outcome import Outcome
+    from fedad_components.benchmark.histofl.page import write_pages
+    from fedad_components.benchmark.histofl.results import open_study, write_results
+    from fedad_components.benchmark.histofl.run import execute, outcomes_in
+
+    study, out = runs[0].study, runs[0].out
+    facts = open_study(out, f"{study.name}, {runs[0].epochs} epochs", _command())
+    waiting = [run for run in runs if not run.outcome.exists()]
+    console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them done before", highlight=False)
+
+    def done(outcome: Outcome) -> str:
+        if outcome.impossible:
+            return f"nothing to train: {outcome.impossible}"
+        name, value = next(iter(outcome.whole.scores().items()))
+        return f"{name} {'not defined' if value is None else format(value, '.3f')}, {outcome.seconds:.0f} s"
+
+    failed = _work(waiting, execute, done, workers, os.cpu_count() or 1, console)
+    if outcomes := outcomes_in(out, study):
+        write_results(facts, outcomes, out)
+        for path in write_pages(study, facts, outcomes, out):
+            console.print(f"[green]✓[/] {path}", highlight=False)
+    return failed
+
+
+def _work(
+    waiting: Sequence[Job],
+    execute: Callable[[Job], Result],
+    done: Callable[[Result], str],
+    workers: int,
+    shares: int,
+    console: Console,
+) -> int:
+    """Execute runs in processes of their own, with a bar of their rounds; how many failed.
+
+    Args:
+        done: called here with what a run gave; the line that is printed.
+        shares: into how many the CPU's cores are parted, of which each process has one.
+    """
     from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
     from multiprocessing import get_context
 
     from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-    from fedad_components.benchmark.results import FILE_NAME, Results, append_row
-    from fedad_components.benchmark.run import execute, open_results, use_cores
-    from fedad_components.benchmark.variants import PRESETS
+    from fedad_components.benchmark.run import finished_rounds, use_cores
 
-    results = open_results(out, preset, " ".join(["fedad", *sys.argv[1:]]))
-    there = {(row.method, row.seed, row.target) for row in results.rows}
-    waiting = [run for run in runs if (run.variant, run.seed, run.target) not in there]
-    console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them done before", highlight=False)
-    rounds = PRESETS[preset].rounds
     failed = 0
     columns = ("{task.description}", BarColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
     with (
         Progress(*columns, console=console) as progress,
-        ProcessPoolExecutor(workers, get_context("spawn"), use_cores, (workers,)) as pool,
+        ProcessPoolExecutor(workers, get_context("spawn"), use_cores, (shares,)) as pool,
     ):
-        task = progress.add_task("rounds", total=rounds * len(waiting))
+        task = progress.add_task("rounds", total=sum(run.rounds for run in waiting))
         futures = {pool.submit(execute, run): run for run in waiting}
         pending, began = set(futures), time.time()
         while pending:
-            done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
-            for future in done:
+            finished, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+            for future in finished:
                 run = futures[future]
                 if error := future.exception():
                     failed += 1
-                    progress.print(
-                        f"[red]{run.variant}, seed {run.seed}: {type(error).__name__}[/]: {error}", markup=True
-                    )
+                    progress.print(f"[red]{run.label}: {type(error).__name__}[/]: {escape(str(error))}", markup=True)
                     continue
-                rows = future.result()
-                for row in rows:
-                    append_row(out / FILE_NAME, row)
-                score = next((row for row in rows if row.protocol == "source"), rows[0])
-                progress.print(
-                    f"{run.variant}, seed {run.seed}: balanced accuracy {score.metrics['balanced_accuracy']:.3f} "
-                    f"({score.protocol}), {score.seconds:.0f} s",
-                    highlight=False,
-                )
-            ended = [run for future, run in futures.items() if future.done()]
-            running = sum(run.finished_rounds(since=began) for run in waiting if run not in ended)
-            progress.update(task, completed=rounds * len(ended) + running)
-    if (results := Results.load(out / FILE_NAME)).rows:
-        _report(results, out, console)
+                progress.print(f"{run.label}: {done(future.result())}", highlight=False, markup=False)
+            rounds = sum(
+                run.rounds if future.done() else finished_rounds(run.records, since=began)
+                for future, run in futures.items()
+            )
+            progress.update(task, completed=rounds)
     return failed
+
+
+def _command() -> str:
+    """What was typed."""
+    return " ".join(["fedad", *sys.argv[1:]])
 
 
 def _report(results: Results, out: Path, console: Console) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedad_components.benchmark import run as runs
 from fedad_components.benchmark.results import Results, ResultsError
-from fedad_components.benchmark.run import CONFIG, TRAINED, Run, execute, open_results
+from fedad_components.benchmark.run import CONFIG, TRAINED, Run, execute, finished_rounds, open_results
 from fedad_components.benchmark.variants import (
     ALWAYS,
     JITTERED,
@@ -132,7 +132,7 @@ def test_a_run_trains_once_and_is_evaluated(laboratories: Path, tmp_path: Path, 
     assert [row.protocol for row in rows if row.transductive] == ["source/standardised", "source/AdaBN"]
     trained = VARIANTS[name].training
     sites = {"federated": 2, "pooled": 1}.get(trained, 0)
-    records = read_records(run.rounds) if sites else []
+    records = read_records(run.records) if sites else []
     assert [len(record.participants) for record in records] == [sites] * (TINY.rounds if sites else 0)
     first = rows[0]
     # 16 images of each laboratory, 8 in a step, 2 rounds of one epoch: the same for everybody
@@ -155,13 +155,13 @@ def test_a_run_trains_once_and_is_evaluated(laboratories: Path, tmp_path: Path, 
 def test_a_run_that_was_interrupted_starts_anew(laboratories: Path, tmp_path: Path, tiny: None) -> None:
     run = Run("private_head", 0, "east", "quick", laboratories, tmp_path, "cpu")
     execute(run)
-    lines = run.rounds.read_text()
+    lines = run.records.read_text()
     (run.folder / TRAINED).unlink()
     execute(run)
-    assert len(run.rounds.read_text().splitlines()) == len(lines.splitlines())
-    assert run.finished_rounds(since=0.0) == TINY.rounds
-    assert run.finished_rounds(since=4e9) == 0
-    assert replace(run, seed=5).finished_rounds(since=0.0) == 0
+    assert len(run.records.read_text().splitlines()) == len(lines.splitlines())
+    assert finished_rounds(run.records, since=0.0) == TINY.rounds
+    assert finished_rounds(run.records, since=4e9) == 0
+    assert finished_rounds(replace(run, seed=5).records, since=0.0) == 0
 
 
 def test_results_of_two_presets_are_not_mixed(tmp_path: Path) -> None:

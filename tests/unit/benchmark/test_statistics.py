@@ -55,6 +55,7 @@ def test_equal_differences_tie_although_floats_do_not() -> None:
     d = np.array([0.3 - 0.2, 0.2 - 0.1, -(0.9 - 0.8), 0.5 - 0.3])
     assert wilcoxon(d) == pytest.approx(by_all_signs([0.1, 0.1, -0.1, 0.2]))
     assert wilcoxon(np.zeros(4)) is None
+    assert wilcoxon(np.array([0.0, 0.1, 0.0])) == by_all_signs([0.1]) == 1
 
 
 def test_paired_figures_on_a_hand_example() -> None:

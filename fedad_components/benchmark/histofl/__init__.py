@@ -1,0 +1,1 @@
+"""HistoFL on public data: studies, their runs, results and pages. Imports no FLARE; docs/histofl-results.md."""
