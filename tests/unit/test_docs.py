@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer
 
+from fedad_components.algorithms import ALGORITHMS
 from fedad_components.cli import app
-from fedad_components.config import FedADConfig
 from fedad_components.wire import Reason
 
 ROOT = Path(__file__).parents[2]
@@ -68,10 +68,13 @@ def code_of(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_settings_exist(page: str) -> None:
-    config = FedADConfig().to_json()
-    sections = "|".join(key for key, value in config.items() if isinstance(value, dict))
-    for section, key in re.findall(rf"`({sections})\.(?!py\b)(\w+)", TEXTS[page]):
-        assert key in config[section], f"{page} names the setting {section}.{key}"
+    known: dict[str, set[str]] = {}
+    for kind, _ in ALGORITHMS.values():
+        for section, value in kind().to_json().items():
+            if isinstance(value, dict):
+                known.setdefault(section, set()).update(value)
+    for section, key in re.findall(rf"`({'|'.join(known)})\.(?!(?:py|safetensors)\b)(\w+)", TEXTS[page]):
+        assert key in known[section], f"{page} names the setting {section}.{key}"
 
 
 @pytest.mark.parametrize("page", TEXTS)
