@@ -182,14 +182,15 @@ def _print(outcome: dict[str, Any], as_json: bool) -> None:
 
 
 def _check_bags(entry: DataSet, config_file: Path | None, as_json: bool) -> None:
-    from fedad_components.cli.config import read_config
+    from fedad_components.config import ConfigError, read_settings
+    from fedad_components.mil.config import HistoFLConfig
     from fedad_components.mil.site_account import account_of
 
-    config = read_config(config_file, None, algorithm="histofl") if config_file else None
     try:
+        config = HistoFLConfig.parse(read_settings(config_file)) if config_file else None
         with _bar(entry.id, "reading") as progress:
             account = account_of(entry, config, progress)
-    except CatalogueError as error:
+    except (CatalogueError, ConfigError) as error:
         _fail(str(error))
     if as_json:
         accepted = {"data_set": entry.id, "accepted": not account.refused}

@@ -177,6 +177,11 @@ def _for_job(data_set: DataSet, config: HistoFLConfig, account: BagAccount) -> t
     if config.privacy.mode == "dp_sgd":
         if data_set.units is None:
             wrong.append("the job has dp_sgd: declare `units: N`, the number of patients, in catalogue.yaml")
+        elif config.privacy.units_per_step > data_set.units:
+            wrong.append(
+                f"the job takes privacy.units_per_step {config.privacy.units_per_step} patients a step, and "
+                f"{data_set.units} are declared (`units`): ask for a smaller step, or leave the site out"
+            )
         if account.without_patient:
             wrong.append(f"the job protects patients, and {account.without_patient} slides have none: name them")
     try:

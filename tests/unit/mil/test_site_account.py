@@ -134,6 +134,17 @@ def test_a_job_that_the_site_takes_part_in(tmp_path: Path) -> None:
     private = {"privacy": {"mode": "dp_sgd", "units_per_step": 4}}
     found, _ = check(give(tmp_path, TWENTY, units=20), **config, **private)
     assert found["notes"] == []
+    found, _ = check(give(tmp_path, TWENTY, units=3), code=1, **config, **private)
+    assert ["units_per_step 4" in reason for reason in found["refused"]] == [True]
+
+
+def test_settings_that_are_no_job_of_histofl_are_unusable(tmp_path: Path) -> None:
+    catalogue = give(tmp_path, TWENTY)
+    (tmp_path / "config.json").write_text('{"loss": {"gamma": 0.5}}')
+    arguments = ["check", "slides", "--catalogue", str(catalogue), "--config", str(tmp_path / "config.json")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "loss" in result.output
 
 
 def test_a_folder_that_is_not_prepared_is_unusable(tmp_path: Path) -> None:
