@@ -34,7 +34,9 @@ class ValidationCounts(_Report):
         default=None, description="classification, for each class: bags that are not and that are of it, by its score"
     )
     pairs: Counts | None = Field(
-        default=None, description="survival: pairs of patients that are concordant, discordant, and tied in risk"
+        default=None,
+        description="pairs of patients that are concordant, discordant, and tied: survival, in risk; classification "
+        "with a least count, for each class, in its score",
     )
 
 
@@ -42,7 +44,10 @@ class Validation(_Report):
     """How good a round's incoming model is, from the sum of the sites' counts; None where they do not tell."""
 
     patients: Annotated[int, Field(ge=0)] = Field(description="patients in the counts, of all sites together")
-    auc: Share | None = Field(default=None, description="area under the ROC curve, macro one-vs-rest")
+    auc: Share | None = Field(
+        default=None,
+        description="area under the ROC curve, macro one-vs-rest; with a least count, over the pairs within a site",
+    )
     balanced_accuracy: Share | None = Field(default=None, description="mean recall over the classes")
     c_index: Share | None = Field(default=None, description="Harrell's concordance, over the pairs within a site")
     best: bool = Field(description="whether no earlier round's model was as good")

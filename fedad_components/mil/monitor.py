@@ -9,7 +9,7 @@ import numpy as np
 
 from fedad_components.algorithms.monitor import Monitor
 from fedad_components.mil.bins import edges_from_histograms
-from fedad_components.mil.tables import confusion_table, event_table, pair_table, score_tables
+from fedad_components.mil.tables import class_pair_tables, confusion_table, event_table, pair_table, score_tables
 from fedad_components.reports import Validation
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ class FederatedValidation(Monitor):
         if self.config.survival:
             return Validation(patients=patients, c_index=pair_table(sites).c_index, best=False)
         confusion = confusion_table(sites, self.config)
-        areas = [table.auc for table in score_tables(sites, self.config)]
+        if self.config.tells_class_pairs:
+            areas = [pairs.c_index for pairs in class_pair_tables(sites, self.config)]
+        else:
+            areas = [table.auc for table in score_tables(sites, self.config)]
         known = [area for area in areas if area is not None]
         return Validation(
             patients=patients,

@@ -37,6 +37,12 @@ def pair_table(sites: Iterable[ValidationCounts]) -> PairCounts:
     return PairCounts(sum((_ints(site.pairs) for site in sites), start=_zeros((3,))))
 
 
+def class_pair_tables(sites: Iterable[ValidationCounts], config: HistoFLConfig) -> list[PairCounts]:
+    """The sites' pairs of each class, added up."""
+    shape = (len(config.target.classes), 3)
+    return [PairCounts(row) for row in sum((_ints(site.pairs).reshape(shape) for site in sites), start=_zeros(shape))]
+
+
 def score_tables(sites: Iterable[ValidationCounts], config: HistoFLConfig) -> list[ScoreHistogram]:
     """The sites' scores of each class, added up."""
     grid, of_sites = score_grid(config), [site.scores or [] for site in sites]

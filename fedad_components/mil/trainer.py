@@ -17,7 +17,7 @@ from fedad_components.fedsd.state import require_names
 from fedad_components.fedsd.trainer import RoundResult, TrainingError, choose_device
 from fedad_components.mil.bags import Outcome, collate, order_of
 from fedad_components.mil.bins import event_histogram, to_bins
-from fedad_components.mil.federated_metrics import Confusion, ScoreHistogram
+from fedad_components.mil.federated_metrics import Confusion, class_histograms, score_pairs
 from fedad_components.mil.losses import hazard_nll, risk
 from fedad_components.mil.model import GatedAttentionMIL
 from fedad_components.mil.site_bags import Row, SiteBags
@@ -176,11 +176,13 @@ class BagTrainer:
         scores = torch.stack([torch.stack(logits).softmax(dim=1).mean(dim=0) for logits in by_patient.values()]).numpy()
         classes = len(config.target.classes)
         confusion = Confusion.of(true, scores.argmax(axis=1), classes, least)
-        tables = [ScoreHistogram.of(scores[:, c], true == c, score_grid(config), least) for c in range(classes)]
+        tables = class_histograms(true, scores, score_grid(config), least)
+        pairs = np.concatenate([score_pairs(scores[:, c], true == c, least).counts for c in range(classes)])
         return {
             "patients": int(confusion.counts.sum()),
             "confusion": confusion.counts.ravel().tolist(),
             "scores": [table.counts.ravel().tolist() for table in tables],
+            "pairs": pairs.tolist() if config.tells_class_pairs else None,
         }
 
     def _train(

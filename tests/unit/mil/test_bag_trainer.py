@@ -16,13 +16,14 @@ from fedad_components.fedsd.trainer import TrainingError
 from fedad_components.mil.bags import Bag, Outcome, order_of
 from fedad_components.mil.config import HistoFLConfig
 from fedad_components.mil.model import GatedAttentionMIL
+from fedad_components.mil.monitor import FederatedValidation
 from fedad_components.mil.private import PrivateBagTrainer
 from fedad_components.mil.site_bags import SiteBags
 from fedad_components.mil.splits import split_patients
 from fedad_components.mil.tables import event_table, score_tables
 from fedad_components.mil.trainer import BagTrainer
 from fedad_components.privacy.units import UnitsError
-from fedad_components.reports import ValidationCounts
+from fedad_components.reports import ReportError, ValidationCounts
 from fedad_components.simulation import Simulation
 
 WIDTH = 8
@@ -106,6 +107,24 @@ def test_the_counts_of_a_validation_give_its_auc() -> None:
     counts = ValidationCounts.model_validate(trainer.validate())
     table = score_tables([counts], config)[1]
     assert table.auc == pytest.approx(roc_auc_score([row.target for row in rows], scores), abs=table.tolerance or 0)
+
+
+def test_with_a_least_count_the_auc_is_that_of_each_sites_patients() -> None:
+    config = configuration(counts={"min_cell": 5})
+    told, areas = {}, []
+    for site, seed in (("a", 1), ("b", 2)):
+        trainer = BagTrainer(config, classified(seed, 80), site, "cpu")
+        told[site] = ValidationCounts.model_validate(trainer.validate())
+        config.check_counts(None, told[site])
+        rows = [row for row in trainer.bags.rows if row.owner in trainer.split.validation]
+        with torch.no_grad():
+            scores = [float(trainer.model(trainer.bags.bag(row).features).logits.softmax(0)[1]) for row in rows]
+        areas.append(roc_auc_score([row.target for row in rows], scores))
+    found = FederatedValidation(config).update(0, {}, told)
+    assert found is not None
+    assert found.auc == pytest.approx(np.mean(areas))  # both sites have as many pairs
+    with pytest.raises(ReportError, match=r"validation\.pairs: expected 6 counts, found 0"):
+        config.check_counts(None, told["a"].model_copy(update={"pairs": None}))
 
 
 def test_slides_of_a_patient_stay_together_and_are_validated_as_one() -> None:
