@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedad_components.mil.config import HistoFLConfig
 from fedad_components.mil.site_bags import SiteBags
@@ -27,11 +28,13 @@ class Cohort:
         sites: site -> its bags.
         held_out: the test patients, where the data set itself names them; none: drawn by seed.
         scores: name -> patient -> what the patient's file says without any training, the higher the worse.
+        standardised: whether features are, by :meth:`prepared`.
     """
 
     sites: Mapping[str, SiteBags]
     held_out: frozenset[str] = frozenset()
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    standardised: bool = False
 
     @property
     def pooled(self) -> SiteBags:
@@ -47,6 +50,32 @@ class Cohort:
         is trained on.
         """
         return {site: self._split(bags, config, site) for site, bags in self.sites.items()}
+
+    def prepared(self, splits: Mapping[str, Split]) -> Cohort:
+        """Features less their mean, over their deviation, both of all sites' **training** instances.
+
+        Every row of a study gets the same features, so that rows differ in training alone. A federation could add up
+        the sites' sums for it; no job does.
+        """
+        if not self.standardised:
+            return self
+        known = torch.cat(
+            [
+                bags.bag(row).features
+                for site, bags in self.sites.items()
+                for row in bags.rows
+                if row.owner in splits[site].train
+            ]
+        )
+        mean, deviation = known.mean(dim=0), known.std(dim=0)
+        deviation[deviation == 0] = 1
+        return replace(
+            self,
+            sites={
+                site: SiteBags(bags.rows, lambda name, read=bags.read: (read(name) - mean) / deviation)  # type: ignore[misc]
+                for site, bags in self.sites.items()
+            },
+        )
 
     def _split(self, bags: SiteBags, config: HistoFLConfig, site: str) -> Split:
         if not self.held_out:

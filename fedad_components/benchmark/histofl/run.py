@@ -100,6 +100,7 @@ def execute(run: Run) -> Outcome:
     facts: dict[str, Any] = {"method": run.variant_name, "title": run.variant.title, "seed": run.seed}
     try:
         splits = cohort.splits(run.config(len(cohort.sites)))
+        cohort = cohort.prepared(splits)
         outcome = (
             _untrained(run, cohort, splits, facts)
             if run.variant.training == "none"

@@ -75,7 +75,31 @@ def test_molecules_are_dealt_to_three_sites_class_by_class(tmp_path: Path) -> No
         for bags in cohort.sites.values():
             for row in bags.rows:
                 rows = content["bag"] == int(row.id.split()[1])
-                assert torch.equal(bags.bag(row).features, torch.from_numpy(content["X"][rows] / 100).float())
+                assert torch.equal(bags.bag(row).features, torch.from_numpy(content["X"][rows]))
+
+
+def test_features_are_standardised_by_the_training_molecules_alone(tmp_path: Path) -> None:
+    write_musk(tmp_path, molecules=42)
+    cohort = musk.load(tmp_path)
+    splits = cohort.splits(STUDIES["musk"].configuration(STUDIES["musk"].variant("federated"), 0, 3, 1))
+    prepared = cohort.prepared(splits)
+
+    def features(of: Cohort, part: str) -> torch.Tensor:
+        return torch.cat(
+            [
+                bags.bag(row).features
+                for site, bags in of.sites.items()
+                for row in bags.rows
+                if row.owner in getattr(splits[site], part)
+            ]
+        )
+
+    known = features(cohort, "train").double()
+    for part in ("train", "test"):
+        expected = (features(cohort, part) - known.mean(dim=0)) / known.std(dim=0, unbiased=True)
+        torch.testing.assert_close(features(prepared, part).double(), expected, rtol=1e-4, atol=1e-4)
+    pool = prepared.pooled
+    assert torch.equal(pool.bag(pool.rows[0]).features, rows_of(prepared, "site 1"))
 
 
 def test_molecules_that_cannot_be_used_are_errors_that_name_the_file(tmp_path: Path) -> None:
