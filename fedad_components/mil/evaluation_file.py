@@ -22,8 +22,8 @@ from fedad_components.mil.survival_metrics import PairCounts
 from fedad_components.mil.tables import score_grid, time_grid
 
 LARGEST_FILE = 1 << 24
-RISK_DEPTH = 7
-"""2^depth cells of a risk, from -R to 0."""
+RISK_DEPTH, CUT_DEPTH = 9, 7
+"""2^depth cells of a risk, from -R to 0: in which pairs are told, where patients may be; in which a median is."""
 
 Table = dict[str, Any]
 """Counts as :meth:`~fedad_components.mil.counts.Counts.as_dict` gives them."""
@@ -161,9 +161,9 @@ def check_together(evaluations: Mapping[str, SiteEvaluation]) -> None:
             )
 
 
-def risk_grid(config: HistoFLConfig) -> Grid:
+def risk_grid(config: HistoFLConfig, depth: int = RISK_DEPTH) -> Grid:
     """Of risks: minus the sum of R survival probabilities."""
-    return Grid(-float(config.target.bins), 0.0, RISK_DEPTH)
+    return Grid(-float(config.target.bins), 0.0, depth)
 
 
 def _rule(cuts: Sequence[float]) -> str:

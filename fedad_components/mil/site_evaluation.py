@@ -24,7 +24,7 @@ from fedad_components.mil.counts import CountsError, Grid
 from fedad_components.mil.evaluate import EvaluationError
 from fedad_components.mil.evaluate_classes import Classified
 from fedad_components.mil.evaluate_survival import Cuts, Survived, risk_cuts_of_counts, risk_groups
-from fedad_components.mil.evaluation_file import SiteEvaluation, risk_grid
+from fedad_components.mil.evaluation_file import CUT_DEPTH, SiteEvaluation, risk_grid
 from fedad_components.mil.federated_metrics import RiskTimeHistogram
 from fedad_components.mil.losses import risk
 from fedad_components.mil.site_bags import SiteBags, open_bags
@@ -200,7 +200,9 @@ def _training_cut(
     risks = _risks(predict(module, bags, split.train, device))
     ones = np.ones(len(risks))
     try:
-        return risk_cuts_of_counts(RiskTimeHistogram.of(ones, ones, risks, risk_grid(config), Grid(0.0, 2.0, 0)))
+        return risk_cuts_of_counts(
+            RiskTimeHistogram.of(ones, ones, risks, risk_grid(config, CUT_DEPTH), Grid(0.0, 2.0, 0))
+        )
     except (SurvivalError, CountsError) as error:
         raise EvaluationError(f"site {site}: no cut between risk groups: {error}: give an agreed --cut") from None
 

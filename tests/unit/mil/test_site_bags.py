@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from fedad_components.algorithms import algorithm_of, initial_state
 from fedad_components.files import sha256_of
 from fedad_components.imaging.catalogue import CatalogueError, DataSet
 from fedad_components.imaging.ingest import ingest
 from fedad_components.mil.bags import Bag, Outcome
 from fedad_components.mil.config import HistoFLConfig
 from fedad_components.mil.site_bags import FeaturesError, open_bags, write_bags
+from fedad_components.mil.state import load_bag_model
 from fedad_components.slides.bags import INDEX
 
 CLASSES = HistoFLConfig.parse({"model": {"in_features": 5}, "target": {"classes": ["no", "yes"]}})
@@ -125,3 +127,10 @@ def test_a_file_that_is_none_of_features_is_refused_without_its_name(tmp_path: P
     with pytest.raises(FeaturesError, match="cannot be read") as error:
         bags.bag(bags.rows[0])
     assert file.name not in str(error.value)
+
+
+@pytest.mark.parametrize("digest", [None, "a" * 64])
+def test_the_exported_model_says_whose_features_it_needs(tmp_path: Path, digest: str | None) -> None:
+    config = HistoFLConfig.parse({"model": {"in_features": 5, "encoder_sha256": digest}})
+    algorithm_of(config).save_model(tmp_path / "model.safetensors", initial_state(config), config, {})
+    assert load_bag_model(tmp_path / "model.safetensors").encoder_sha256 == digest

@@ -23,7 +23,7 @@ from fedad_components.cli import app
 from fedad_components.files import sha256_of
 from fedad_components.imaging.account import Reason
 from fedad_components.slides.account import SlideAccount
-from fedad_components.slides.bags import load_bags
+from fedad_components.slides.bags import load_bags, read_index
 from fedad_components.slides.catalogue import SlideEntry, load_catalogue
 from fedad_components.slides.encoder import Encoder
 from fedad_components.slides.prepare import Settings, prepare
@@ -58,6 +58,7 @@ def two(tmp_path: Path) -> list[SlideEntry]:
 def test_features_are_those_of_a_slow_loop(two: list[SlideEntry], tmp_path: Path) -> None:
     account = run(two, tmp_path / "out")
     first, second = load_bags(tmp_path / "out")
+    assert read_index(tmp_path / "out").encoder == account.encoder == small_encoder().to_json()
     expected = [(x, y) for y in range(128, 512, 64) for x in range(128, 640, 64)]
     assert first.coordinates.tolist() == [list(corner) for corner in expected]
     assert len(second.coordinates) == 64
