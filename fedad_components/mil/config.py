@@ -115,8 +115,9 @@ class CountsConfig(Section):
         5,
         ge=1,
         le=1000,
-        description="fewest patients behind a count: a smaller cell of the survey leaves as 0, and a site with fewer "
-        "validation patients of a kind tells nothing of them; a site's policy bounds it",
+        description="fewest patients of a kind of which a site tells counts: smaller cells of the survey and of scores "
+        "are joined or leave as 0, and of a class with fewer validation patients nothing is told; a site's policy "
+        "bounds it",
     )
     score_depth: int = Field(8, ge=1, le=12, description="classification: 2^depth cells of a score, from 0 to 1")
     time_depth: int = Field(

@@ -85,7 +85,7 @@ def evaluate_site(
         results: folder of a job's results: ``model.safetensors``, ``config.json`` and, to compare, ``rounds.jsonl``.
         features: folder that ``fedad slides prepare`` wrote.
         site: its name in the federation: the split depends on it.
-        min_cell: fewest patients behind a count that may be told; none: the job's.
+        min_cell: fewest patients of a kind of which counts may be told; none: the job's.
         cuts: survival: agreed ones between risk groups; none: the median risk of the site's training patients, as a
             cell of a public grid.
         method: how the model came about, for the report.

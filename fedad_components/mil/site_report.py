@@ -50,7 +50,7 @@ def _facts(found: Sequence[SiteEvaluation]) -> dict[str, str]:
     return {
         "target": found[0].target.kind,
         "model, SHA-256": ", ".join(f"{model}…" for model in models),
-        "fewest patients behind a count": ", ".join(map(str, least)),
+        "fewest patients of a kind that counts tell of": ", ".join(map(str, least)),
         "who counted": "each site its own test patients, which its training has not seen",
     }
 

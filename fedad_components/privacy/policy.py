@@ -67,7 +67,10 @@ class PrivacyRules(BaseModel):
     )
     min_patients: int = Field(default=0, ge=0, description="fewest patients that the data set must have")
     min_cell_count: int = Field(
-        default=5, ge=1, description="fewest patients behind a count that leaves the site (HistoFL's counts.min_cell)"
+        default=5,
+        ge=1,
+        description="fewest patients of a kind (a class, those with an event) of which counts leave the site "
+        "(HistoFL's counts.min_cell)",
     )
 
 
@@ -88,8 +91,8 @@ def check_rules(config: ExperimentConfig, rules: PrivacyRules) -> None:
     if smallest is not None and smallest < rules.min_cell_count:
         raise PolicyRefused(
             Rule.MIN_CELL_COUNT,
-            f"this site lets no count of fewer than {rules.min_cell_count} patients out, and the job asks for counts "
-            f"from {smallest} on",
+            f"this site lets no counts of fewer than {rules.min_cell_count} patients of a kind out; the job "
+            f"asks for them from {smallest} on",
         )
     if privacy.mode not in ("dp_sgd", "client_dp"):
         return
