@@ -102,13 +102,15 @@ def _reason(error: Exception) -> Reason:
     from fedad_components.files import LockedError
     from fedad_components.imaging.account import DataRefused
     from fedad_components.imaging.catalogue import CatalogueError
+    from fedad_components.mil.splits import SplitError
     from fedad_components.privacy.ledger import BudgetExceeded, LedgerError
+    from fedad_components.privacy.plan import PlanError
     from fedad_components.privacy.policy import PolicyRefused
     from fedad_components.privacy.units import UnitsError
     from fedad_components.worker.site_state import SiteStateError
 
     reasons: dict[type[Exception] | tuple[type[Exception], ...], Reason] = {
-        (DataRefused, CatalogueError, UnitsError): Reason.DATA_REFUSED,
+        (DataRefused, CatalogueError, UnitsError, PlanError, SplitError): Reason.DATA_REFUSED,
         (SiteStateError, LockedError): Reason.STATE_REFUSED,
         PolicyRefused: Reason.POLICY_REFUSED,
         BudgetExceeded: Reason.BUDGET_EXHAUSTED,  # before LedgerError, of which it is one

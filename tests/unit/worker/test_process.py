@@ -133,6 +133,17 @@ def test_a_site_that_cannot_train_says_why(site: Path, change: dict[str, Any], r
     assert worker.pid is None
 
 
+def test_a_site_with_fewer_units_than_a_step_uses_is_refused_by_its_data(site: Path) -> None:
+    catalogue = site / "few.yaml"
+    entry = {"folder": str(site / "images"), "units": 4}
+    catalogue.write_text(yaml.safe_dump({"version": 1, "data_sets": {"images": entry}}))
+    config = {"privacy": {"mode": "dp_sgd", "unit": "bundle", "units_per_step": 8}, "model": {"norm": "group"}}
+    worker = TrainingProcess(settings(site, catalogue=str(catalogue), config=config), site / "worker.log")
+    with pytest.raises(TrainingError, match="more than the 4 declared units") as refused:
+        train(worker)
+    assert refused.value.reason is Reason.DATA_REFUSED
+
+
 def test_two_processes_cannot_share_a_sites_state(worker: TrainingProcess, site: Path) -> None:
     train(worker)
     other = TrainingProcess(settings(site), site / "other.log")
