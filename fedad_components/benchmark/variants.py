@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from fedad_components.config import FedADConfig
 from fedad_components.methods import METHODS
-from fedad_components.presets import PRESETS as FORMS
 from fedad_components.settings import apply_settings
 
 STAIN_JITTER = 0.4
@@ -17,6 +16,16 @@ JITTERED = "+stain_jitter"
 """Ending of a variant's name: the same with ``views.stain_jitter``."""
 
 _NO_PULL = {"loss": {"gamma": 0.0}, "atsa": {"schedule": "fixed", "lambda_fixed": 0.0}}
+
+_RELATIONS = {
+    "loss": {
+        "gamma": 0.0,
+        "semantic_alignment": "relations",
+        "domain_alignment": "none",
+        "teacher_view": "whole",
+        "teacher_centering": True,
+    }
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Variant:
 _PLAIN = (
     Variant("random", "random initialisation", training="none"),
     Variant("fedad", "FedAD"),
-    Variant("recommended", "FedAD, recommended form", {"loss": FORMS["recommended"]["loss"]}),
+    Variant("relations", "FedAD, relations of a whole-image teacher", _RELATIONS),
     Variant("no_orthogonality", "FedAD without orthogonality", {"loss": {"gamma": 0.0}}),
     Variant("no_atsa", "FedAD without ATSA", {"atsa": {"schedule": "fixed", "lambda_fixed": 0.5}}),
     Variant("private_head", "private head only", _NO_PULL),

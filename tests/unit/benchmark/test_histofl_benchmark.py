@@ -187,8 +187,8 @@ def test_musk1_is_learnt_together_and_drowned_by_noise(tmp_path: Path) -> None:
     if not folder or not (Path(folder) / musk.FILE).is_file():
         pytest.skip("needs FEDAD_DATA")
     last = {
-        name: [execute(run_of(Path(folder), tmp_path, "musk", name, seed, epochs=20)).last for seed in (0, 1, 2)]
-        for name in ("federated", "alpha-1")
+        name: [execute(run_of(Path(folder), tmp_path, "musk", name, seed, epochs=16)).last for seed in range(seeds)]
+        for name, seeds in (("federated", 3), ("alpha-1", 5))  # the noise is drawn anew each time
     }
     assert np.mean(last["federated"]) > 0.85  # type: ignore[arg-type]
-    assert np.mean(last["alpha-1"]) < np.mean(last["federated"]) - 0.15  # type: ignore[arg-type]
+    assert np.mean(last["alpha-1"]) < np.mean(last["federated"]) - 0.1  # type: ignore[arg-type]
