@@ -21,6 +21,7 @@ from fedad_components.mil.model import GatedAttentionMIL
 from fedad_components.mil.monitor import FederatedValidation
 from fedad_components.mil.private import PrivateBagTrainer
 from fedad_components.mil.site_bags import SiteBags, open_bags
+from fedad_components.mil.state import EXPERIMENT
 from fedad_components.mil.trainer import BagTrainer, build_model
 from fedad_components.privacy.units import UnitsError
 
@@ -89,6 +90,7 @@ class HistoFL(Algorithm[HistoFLConfig]):
             "in_features": str(config.model.in_features),
             "outputs": str(config.target.outputs),
             "target": json.dumps(config.target.model_dump(mode="json")),
+            EXPERIMENT: config.identity(),
         }
         if config.model.encoder_sha256 is not None:
             described["encoder_sha256"] = config.model.encoder_sha256

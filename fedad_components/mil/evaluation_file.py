@@ -25,6 +25,10 @@ LARGEST_FILE = 1 << 24
 RISK_DEPTH, CUT_DEPTH = 9, 7
 """2^depth cells of a risk, from -R to 0: in which pairs are told, where patients may be; in which a median is."""
 
+NAME = r"^[0-9A-Za-z][0-9A-Za-z ._()+-]*$"
+"""Of sites and methods, which are printed where the files come together: nothing that a terminal obeys."""
+LONGEST_SITE, LONGEST_METHOD, MOST_CUTS = 128, 64, 16
+
 Table = dict[str, Any]
 """Counts as :meth:`~fedad_components.mil.counts.Counts.as_dict` gives them."""
 
@@ -35,8 +39,8 @@ class SiteEvaluation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     format: Literal[1] = 1
-    method: Annotated[str, Field(min_length=1, max_length=64)]
-    site: Annotated[str, Field(min_length=1, max_length=128)]
+    method: Annotated[str, Field(pattern=NAME, max_length=LONGEST_METHOD)]
+    site: Annotated[str, Field(pattern=NAME, max_length=LONGEST_SITE)]
     seed: int
     target: TargetConfig
     model_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -46,7 +50,7 @@ class SiteEvaluation(BaseModel):
     pairs: Annotated[list[Table], Field(max_length=64)] = []
     """Survival: one. Classification: one of each class; none where ``min_cell`` is 1."""
     risk_sets: Table | None = None
-    cuts: Annotated[list[float], Field(max_length=16)] = []
+    cuts: Annotated[list[float], Field(max_length=MOST_CUTS)] = []
     """Between the risk groups."""
 
     @classmethod

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,22 @@ from fedad_components.mil.counts import CountsError, Grid
 from fedad_components.mil.evaluate import EvaluationError
 from fedad_components.mil.evaluate_classes import Classified
 from fedad_components.mil.evaluate_survival import Cuts, Survived, risk_cuts_of_counts, risk_groups
-from fedad_components.mil.evaluation_file import CUT_DEPTH, SiteEvaluation, risk_grid
+from fedad_components.mil.evaluation_file import (
+    CUT_DEPTH,
+    LONGEST_METHOD,
+    LONGEST_SITE,
+    MOST_CUTS,
+    NAME,
+    SiteEvaluation,
+    risk_grid,
+)
 from fedad_components.mil.federated_metrics import RiskTimeHistogram
 from fedad_components.mil.losses import risk
 from fedad_components.mil.site_bags import SiteBags, open_bags
 from fedad_components.mil.splits import Split
-from fedad_components.mil.state import SavedModel, load_bag_model
+from fedad_components.mil.state import EXPERIMENT, SavedModel, load_bag_model
 from fedad_components.mil.trainer import split_of
+from fedad_components.wire import shown
 
 MODEL, CONFIG = "model.safetensors", "config.json"
 
@@ -43,13 +54,13 @@ class Evaluated:
         run: the patients.
         patients: pseudonyms, in the run's order.
         told: what leaves.
-        uncovered: the job's privacy mode, where it protects patients in a way that exact counts are outside of.
+        notes: what the person who hands the counts over has to know.
     """
 
     run: Classified | Survived
     patients: tuple[str, ...]
     told: SiteEvaluation
-    uncovered: str | None = None
+    notes: tuple[str, ...] = ()
 
     def write_patients(self, path: str | Path) -> None:
         """A line for each patient, as CSV, for the owner alone to read: it never leaves the site."""
@@ -76,6 +87,7 @@ def evaluate_site(
     *,
     device: torch.device | str = "cpu",
     min_cell: int | None = None,
+    floor: int = 1,
     cuts: Sequence[float] = (),
     method: str = "federated",
 ) -> Evaluated:
@@ -85,7 +97,8 @@ def evaluate_site(
         results: folder of a job's results: ``model.safetensors``, ``config.json`` and, to compare, ``rounds.jsonl``.
         features: folder that ``fedad slides prepare`` wrote.
         site: its name in the federation: the split depends on it.
-        min_cell: fewest patients of a kind of which counts may be told; none: the job's.
+        min_cell: fewest patients of a kind of which counts may be told; none: the job's, or ``floor``.
+        floor: the site's own least count, whatever the job says.
         cuts: survival: agreed ones between risk groups; none: the median risk of the site's training patients, as a
             cell of a public grid.
         method: how the model came about, for the report.
@@ -96,13 +109,14 @@ def evaluate_site(
         EvaluationError: if they do not belong together, or there is no test patient.
         RecordsError: if ``rounds.jsonl`` is there and cannot be read.
     """
+    _check_asked(site, method, cuts)
     results = Path(results)
     config = _configuration(results / CONFIG)
     model = _model(results / MODEL, config)
-    least = _least(min_cell, config)
+    least = _least(min_cell, floor, config)
     bags = open_bags(DataSet(id="features", kind="bags", folder=Path(features)), config)
     split = split_of(bags, config, site)
-    _check_training(results / records.FILE_NAME, site, bags, split)
+    compared = _check_training(results / records.FILE_NAME, site, bags, split)
     if not split.test:
         raise EvaluationError(f"site {site}: no patient is in the test part: expected more patients")
     found = predict(model.module, bags, split.test, device)
@@ -124,9 +138,8 @@ def evaluate_site(
         probability = torch.stack([logits.softmax(dim=1).mean(dim=0) for logits in found.values()])
         run = Classified(*of, np.array(list(targets.values()), dtype=np.int64), probability.double().numpy())
     names = tuple(owner.lstrip("\x00") for owner in found)
-    mode = config.privacy.mode
     told = SiteEvaluation.of(run, config, least, sha256_of(results / MODEL))
-    return Evaluated(run, names, told, mode if mode in SILENT_MODES else None)
+    return Evaluated(run, names, told, tuple(_notes(config, compared)))
 
 
 @torch.no_grad()
@@ -148,6 +161,17 @@ def predict(
     return {owner: torch.stack(logits) for owner, logits in found.items()}
 
 
+def _check_asked(site: str, method: str, cuts: Sequence[float]) -> None:
+    for what, name, longest in (("site", site, LONGEST_SITE), ("method", method, LONGEST_METHOD)):
+        if not re.fullmatch(NAME, name) or len(name) > longest:
+            raise EvaluationError(
+                f"{what} {shown(name)}: expected 1 to {longest} letters, digits, spaces and ._()+-, a letter or digit "
+                f"first"
+            )
+    if len(cuts) > MOST_CUTS or not all(map(math.isfinite, cuts)):
+        raise EvaluationError(f"cuts: found {len(cuts)}: expected at most {MOST_CUTS}, each a number")
+
+
 def _configuration(path: Path) -> HistoFLConfig:
     try:
         return HistoFLConfig.parse(read_settings(path))
@@ -162,21 +186,45 @@ def _model(path: Path, config: HistoFLConfig) -> SavedModel:
     outputs = model.module.classifier.out_features
     if (model.in_features, outputs, model.classes) != (config.model.in_features, config.target.outputs, expected):
         raise EvaluationError(f"{path}: a model of another job than the {CONFIG} beside it: expected both of one job")
+    if model.experiment is None:
+        raise EvaluationError(
+            f"{path}: it does not say by which configuration it was trained ({EXPERIMENT}), so that its test patients "
+            f"may have been trained on: run the job again, and take what it exports now"
+        )
+    if model.experiment != config.identity():
+        raise EvaluationError(
+            f"{path}: trained under another configuration than the {CONFIG} beside it, whose test patients may have "
+            f"been trained on: copy both again from one job's results, and change neither"
+        )
     return model
 
 
-def _least(min_cell: int | None, config: HistoFLConfig) -> int:
-    if min_cell is not None and min_cell < config.counts.min_cell:
-        raise EvaluationError(
-            f"least count {min_cell}: expected the job's counts.min_cell, {config.counts.min_cell}, or more"
+def _least(min_cell: int | None, floor: int, config: HistoFLConfig) -> int:
+    job = config.counts.min_cell
+    for bound, whose in ((job, "the job's counts.min_cell"), (floor, "this site's privacy.min_cell_count")):
+        if min_cell is not None and min_cell < bound:
+            raise EvaluationError(f"least count {min_cell}: expected {whose}, {bound}, or more")
+    return min_cell or max(job, floor)
+
+
+def _notes(config: HistoFLConfig, compared: bool) -> Iterator[str]:
+    mode = config.privacy.mode
+    if mode in SILENT_MODES:
+        yield f"the counts are exact: the epsilon of {mode} does not cover their leaving"
+    if not compared:
+        yield (
+            f"no {records.FILE_NAME} that says how many bags the site trained on: name and features could not be "
+            f"compared, and are taken to be those of the training"
         )
-    return min_cell or config.counts.min_cell
 
 
-def _check_training(path: Path, site: str, bags: SiteBags, split: Split) -> None:
-    """Whether the split is the one of the job: another one has test patients that the model was trained on."""
+def _check_training(path: Path, site: str, bags: SiteBags, split: Split) -> bool:
+    """Refuse a split that is not the job's, which has test patients that the model was trained on.
+
+    False where no round is there to compare with.
+    """
     if not path.exists():
-        return
+        return False
     rounds = records.read_records(path)
     names = sorted({name for record in rounds for name in record.participants})
     if site not in names:
@@ -191,6 +239,7 @@ def _check_training(path: Path, site: str, bags: SiteBags, split: Split) -> None
             f"site {site!r}: it trained on {trained} bags, and these features give {now}: expected those of the "
             f"training, as the split has changed with them and test patients may have been trained on"
         )
+    return trained is not None
 
 
 def _training_cut(

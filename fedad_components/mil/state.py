@@ -14,6 +14,9 @@ from fedad_components.fedsd.state import StateError, read_tensors, require_names
 from fedad_components.mil.losses import risk
 from fedad_components.mil.model import GatedAttentionMIL
 
+EXPERIMENT = "experiment_sha256"
+"""Of the metadata: the identity of the configuration that trained the model, which decides who was trained on."""
+
 
 @dataclass(frozen=True)
 class SavedModel:
@@ -24,12 +27,14 @@ class SavedModel:
         in_features: d, length of a patch's features.
         classes: of classification, in the outputs' order; none: the outputs are survival's time bins.
         encoder_sha256: digest of the weights of the encoder that the features are of; None: the file does not say it.
+        experiment: identity of the configuration that trained it; None: the file does not say it.
     """
 
     module: GatedAttentionMIL
     in_features: int
     classes: tuple[str, ...]
     encoder_sha256: str | None
+    experiment: str | None = None
 
     def describe(self, logits: torch.Tensor) -> str:
         """What logits ``(outputs,)`` predict of a bag, in words."""
@@ -64,7 +69,13 @@ def load_bag_model(path: str | Path) -> SavedModel:
             f"{path}: the tensors are not of a model of {in_features} features and {outputs} outputs, as its metadata "
             f"says: copy it again"
         ) from None
-    return SavedModel(module.eval().requires_grad_(False), in_features, classes, metadata.get("encoder_sha256"))
+    return SavedModel(
+        module.eval().requires_grad_(False),
+        in_features,
+        classes,
+        metadata.get("encoder_sha256"),
+        metadata.get(EXPERIMENT),
+    )
 
 
 def _classes(target: Mapping[str, Any], outputs: int) -> tuple[str, ...]:

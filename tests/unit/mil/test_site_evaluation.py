@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner, Result
 
 from fedad_components.algorithms import algorithm_of
 from fedad_components.cli import app
+from fedad_components.fedsd.state import read_tensors
+from fedad_components.files import write_tensors
+from fedad_components.imaging.catalogue import VERSION
 from fedad_components.mil.bags import Bag, Outcome
 from fedad_components.mil.config import HistoFLConfig
 from fedad_components.mil.evaluate_classes import ClassCounts
@@ -26,6 +30,7 @@ from fedad_components.mil.evaluation_file import read_evaluation
 from fedad_components.mil.federated_metrics import score_pairs
 from fedad_components.mil.metrics import bag_scores
 from fedad_components.mil.site_bags import SiteBags, write_bags
+from fedad_components.mil.state import EXPERIMENT
 from fedad_components.mil.survival_metrics import pair_counts
 from fedad_components.mil.trainer import BagTrainer
 from fedad_components.records import FILE_NAME, append_record
@@ -33,6 +38,8 @@ from fedad_components.simulation import Simulation
 
 CLASSES = ("normal", "tumour", "other")
 SITES = ("north", "south")
+EXACT, JOBS = ("--min-cell", "1"), ("--min-cell", "3")
+"""The jobs' own least counts, which nobody but a person may take without the policy of a kit."""
 
 
 @dataclass
@@ -47,7 +54,15 @@ class Study:
             app,
             [
                 *("slides", "evaluate", str(self.folder / "results"), "--features", str(self.folder / site)),
-                *("--site", name or site, "--out", str(self.folder / f"{site}.json"), "--device", "cpu", *options),
+                *(
+                    "--site",
+                    site if name is None else name,
+                    "--out",
+                    str(self.folder / f"{site}.json"),
+                    "--device",
+                    "cpu",
+                    *options,
+                ),
             ],
         )
         assert result.exit_code == code, result.output
@@ -108,7 +123,7 @@ def survival(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def cut_of(survival: Study, site: str, share: float) -> float:
     """Below it is that share of the site's test patients."""
-    survival.evaluate(site, "--patients", str(survival.folder / f"{site}.csv"))
+    survival.evaluate(site, *EXACT, "--patients", str(survival.folder / f"{site}.csv"))
     return round(float(np.quantile([float(row["risk"]) for row in survival.patients(site)], share)), 5)
 
 
@@ -116,7 +131,7 @@ def test_counts_of_classes_are_those_of_the_sites_own_test_patients(classes: Stu
     pooled_true, pooled_predicted = [], []
     for site in SITES:
         secret = classes.folder / f"{site}.csv"
-        classes.evaluate(site, "--patients", str(secret))
+        classes.evaluate(site, *JOBS, "--patients", str(secret))
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
         rows = classes.patients(site)
         trainer = BagTrainer(classes.config, SiteBags.of(bags_of(site, survival=False)), site)
@@ -147,7 +162,7 @@ def test_counts_of_classes_are_those_of_the_sites_own_test_patients(classes: Stu
 def test_counts_of_survival_are_those_of_the_sites_own_test_patients(survival: Study) -> None:
     cut = cut_of(survival, "north", share=0.5)
     for site in SITES:
-        survival.evaluate(site, "--cut", f"{cut}", "--patients", str(survival.folder / f"{site}.csv"))
+        survival.evaluate(site, *EXACT, "--cut", f"{cut}", "--patients", str(survival.folder / f"{site}.csv"))
         rows = survival.patients(site)
         times, events = [float(row["time"]) for row in rows], [int(row["event"]) for row in rows]
         risks = [float(row["risk"]) for row in rows]
@@ -182,7 +197,7 @@ def test_a_least_count_tells_pairs_and_no_curve_of_few(survival: Study) -> None:
 def test_the_default_cut_is_of_training_patients_and_differs_between_sites(survival: Study) -> None:
     cuts = {}
     for site in SITES:
-        survival.evaluate(site)
+        survival.evaluate(site, *EXACT)
         (cuts[site],) = read_evaluation(survival.folder / f"{site}.json").cuts
         assert (cuts[site] * 128 / 3) == pytest.approx(round(cuts[site] * 128 / 3))
     if cuts["north"] == cuts["south"]:
@@ -197,11 +212,94 @@ def test_the_default_cut_is_of_training_patients_and_differs_between_sites(survi
         ((), "west", "not in the job's rounds: expected one of north, south"),
         (("--min-cell", "1"), None, "expected the job's counts.min_cell, 3, or more"),
         (("--cut", "0.5"), None, "classification"),
+        (("--method", ""), None, "method '': expected 1 to 64 letters"),
+        (("--method", "federated\x1b[2J"), None, r"method 'federated\x1b[2J': expected"),
+        (("--method", "m" * 65), None, "expected 1 to 64 letters"),
+        ((), "", "site '': expected 1 to 128 letters"),
+        ((), "s" * 129, "expected 1 to 128 letters"),
+        (("--cut", "-1") * 17, None, "found 17: expected at most 16"),
+        (("--cut", "nan"), None, "each a number"),
+        (("--kit", "nowhere"), None, "expected --kit to be the site's startup kit"),
     ],
 )
 def test_what_does_not_fit_is_named(classes: Study, options: tuple[str, ...], name: str | None, words: str) -> None:
     told = classes.evaluate("north", *options, name=name, code=2).output
     assert words in " ".join(told.split())
+
+
+def kit(folder: Path, policy: dict[str, Any], **data_sets: Path) -> Path:
+    private = folder / "kit" / "local" / "fedad"
+    private.mkdir(parents=True)
+    (private / "policy.yaml").write_text(yaml.safe_dump(policy))
+    entries = {name: {"kind": "bags", "folder": str(path)} for name, path in data_sets.items()}
+    (private / "catalogue.yaml").write_text(yaml.safe_dump({"version": VERSION, "data_sets": entries}))
+    return folder / "kit"
+
+
+def test_the_least_count_is_the_policys_whatever_the_downloaded_configuration_says(
+    classes: Study, survival: Study, tmp_path: Path
+) -> None:
+    """The job's is 1 there; the name of its data set is the server's word too, so that the folder decides."""
+
+    def least(study: Study, *options: str) -> int:
+        told = " ".join(study.evaluate("north", *options).output.split())
+        found = read_evaluation(study.folder / "north.json").min_cell
+        assert f"k = {found}: fewest patients" in told
+        return found
+
+    assert least(survival) == 5
+    assert least(survival, *EXACT) == 1
+    policy = {"privacy": {"min_cell_count": 4}, "data_sets": {"images": {"min_cell_count": 1}, "own": {}}}
+    elsewhere = kit(tmp_path, policy, images=survival.folder / "south", own=survival.folder / "north")
+    options = ("--kit", str(elsewhere))
+    assert least(survival, *options) == 4
+    assert least(survival, *options, "--min-cell", "6") == 6
+    assert least(classes, *options) == 4, "a folder of no data set has the strictest rules"
+    told = survival.evaluate("north", *options, "--min-cell", "3", code=2).output
+    assert "expected this site's privacy.min_cell_count, 4, or more" in " ".join(told.split())
+    (elsewhere / "local" / "fedad" / "policy.yaml").write_text("min_cell_count: 4\n")
+    assert "min_cell_count" in survival.evaluate("north", *options, code=2).output
+
+
+def test_a_second_file_of_the_same_patients_that_could_be_subtracted_is_warned_of(survival: Study) -> None:
+    (survival.folder / "north.json").unlink(missing_ok=True)
+    for options, words in (
+        (("--cut", "-2.5"), ""),
+        (("--cut", "-2.5"), ""),
+        (("--cut", "-2.4"), "by another cut:"),
+        (("--cut", "-2.5", *EXACT), "by another cut and another least count:"),
+    ):
+        told = " ".join(survival.evaluate("north", *options).output.split())
+        assert ("can be subtracted from one another" in told) == bool(words)
+        assert words in told
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"seed": 99}, "trained under another configuration"), ({}, "does not say by which configuration")],
+)
+def test_a_configuration_that_did_not_train_the_model_is_refused(
+    classes: Study, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    """With another seed, the patients that it was trained on are called test patients."""
+    (tmp_path / "results").mkdir()
+    config, model = classes.config.to_json(), tmp_path / "results" / "model.safetensors"
+    (tmp_path / "results" / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "north").symlink_to(classes.folder / "north")
+    tensors, metadata = read_tensors(classes.folder / "results" / "model.safetensors")
+    write_tensors(model, tensors, {key: value for key, value in metadata.items() if change or key != EXPERIMENT})
+    told = Study(tmp_path, classes.config).evaluate("north", code=2).output
+    assert words in " ".join(told.split())
+
+
+def test_without_the_rounds_nothing_is_compared_and_the_person_is_told(classes: Study, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / "results" / name).write_bytes((classes.folder / "results" / name).read_bytes())
+    (tmp_path / "north").symlink_to(classes.folder / "north")
+    told = "no rounds.jsonl that says how many bags the site trained on"
+    assert told in " ".join(Study(tmp_path, classes.config).evaluate("north").output.split())
+    assert told not in " ".join(classes.evaluate("north").output.split())
 
 
 def test_features_that_are_not_those_of_the_training_are_refused(classes: Study, tmp_path: Path) -> None:
@@ -222,13 +320,15 @@ def test_features_that_are_not_those_of_the_training_are_refused(classes: Study,
         ({"scores": []}, "another number of classes than 3"),
         ({"min_cell": 1}, "3 tables of pairs for 3 classes"),
         ({"patients": ["Smith"]}, "patients"),
+        ({"site": "south\x1b]0;pwned\x07"}, "'site'"),
+        ({"method": "\x1b[2J"}, "'method'"),
         ({"model_sha256": "b" * 64}, "expected the same model.safetensors at every site"),
         ({"target": {"classes": ["a", "b", "c"]}}, "two different targets"),
     ],
 )
 def test_files_that_cannot_be_added_up_are_refused(classes: Study, change: dict[str, Any], words: str) -> None:
     for site in SITES:
-        classes.evaluate(site)
+        classes.evaluate(site, *JOBS)
     content = json.loads((classes.folder / "south.json").read_text())
     (classes.folder / "wrong.json").write_text(json.dumps(content | change))
     told = " ".join(classes.report("north", "wrong", code=2).output.split())
