@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedad_components.methods import METHODS, MethodCard, MethodName
 from fedad_components.presets import PRESETS, PresetName
 from fedad_components.privacy.policy import Rule
-from fedad_components.reports import ValidationCounts
+from fedad_components.reports import ReportError, ValidationCounts
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -376,16 +376,24 @@ class ExperimentConfig(Section):
         """Fields of ``wire.ResultMeta`` that say something about the data: in this round these, and no others."""
         return frozenset() if self.privacy.mode in SILENT_MODES else frozenset({"n_samples", "losses"})
 
-    def check_counts(self, events: list[int] | None, validation: ValidationCounts | None) -> None:
+    def check_counts(
+        self, events: list[int] | None, validation: ValidationCounts | None, n_samples: int | None
+    ) -> None:
         """Check the counts that a site sends, where they are there, against the tables of this configuration.
 
         Raises:
-            ReportError: naming the table that has another shape, or a count that is too small.
+            ReportError: naming the table that has another shape, a count that is too small, or tables that cannot be
+                of the same patients, or of a site with ``n_samples``.
         """
 
-    def edge_count(self, round_number: int) -> int | None:
-        """How many inner edges of time bins the server has to send with this round's task; None: none at all."""
-        return None
+    def check_edges(self, edges: list[float] | None, round_number: int) -> None:
+        """Check the inner edges of time bins that the server sends with this round's task.
+
+        Raises:
+            ReportError: if they are not such as the survey finds, or there where no survey was.
+        """
+        if edges is not None:
+            raise ReportError("bin_edges: expected no edges")
 
     def weight(self, n_samples: int | None) -> int:
         """Weight of a site's update in the mean: n_k; 1 where no count leaves a site."""
@@ -558,6 +566,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply: expected sections of settings") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(data, dict):

@@ -59,12 +59,13 @@ class Validation(_Report):
 
 
 def check_table(counts: list[int] | None, cells: int, least: int, what: str) -> None:
-    """Accept a table of ``cells`` counts, each 0 or at least ``least``; None where none is expected (``cells`` 0).
+    """Accept a table of ``cells`` counts, each 0 or at least ``least``; None alone where ``cells`` is 0.
 
     Raises:
         ReportError: naming the table.
     """
-    if (0 if counts is None else len(counts)) != cells:
-        raise ReportError(f"{what}: expected {cells or 'no'} counts, found {0 if counts is None else len(counts)}")
+    if (None if counts is None else len(counts)) != (cells or None):
+        found = "none" if counts is None else f"a table of {len(counts)}"
+        raise ReportError(f"{what}: expected {cells or 'no'} counts, found {found}")
     if any(0 < count < least for count in counts or ()):
         raise ReportError(f"{what}: a count below counts.min_cell {least}")

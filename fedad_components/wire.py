@@ -187,7 +187,7 @@ def parse_result_meta(meta: Any, config: ExperimentConfig) -> ResultMeta:
     if parsed.losses is not None and parsed.losses.model_fields_set != config.loss_names:
         raise WireError(f"losses: expected exactly {', '.join(sorted(config.loss_names))}")
     try:
-        config.check_counts(parsed.events, parsed.validation)
+        config.check_counts(parsed.events, parsed.validation, parsed.n_samples)
     except ReportError as error:
         raise WireError(str(error)) from None
     if parsed.claim is not None:

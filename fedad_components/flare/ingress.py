@@ -7,7 +7,6 @@ same check again, which is all there is in FLARE's simulator.
 from __future__ import annotations
 
 import contextlib
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.dxo import DXO, DataKind
@@ -24,6 +23,7 @@ from fedad_components.config import ExperimentConfig
 from fedad_components.flare.audit import Record, audit, payload
 from fedad_components.flare.channels import plain
 from fedad_components.flare.context import configuration, expected_tensors, only, read_dxo
+from fedad_components.reports import ReportError
 from fedad_components.wire import Reason, TaskMeta, WireError, parse_meta
 
 if TYPE_CHECKING:
@@ -73,7 +73,10 @@ def check_task(shareable: Shareable, config: ExperimentConfig) -> tuple[TaskMeta
     if not task.round < config.federation.rounds:
         raise WireError(f"round {task.round} is beyond federation.rounds {config.federation.rounds}")
     _check_lambda(task.lambda_t, config)
-    _check_edges(task, config)
+    try:
+        config.check_edges(task.bin_edges, task.round)
+    except ReportError as error:
+        raise WireError(str(error)) from None
     check_tensors(dxo.data, expected_tensors(config), wire_dtype(config))
     return task, dxo.data
 
@@ -85,14 +88,6 @@ def _check_lambda(lambda_t: float, config: ExperimentConfig) -> None:
     )
     if not low - 1e-9 <= lambda_t <= high + 1e-9:
         raise WireError(f"lambda_t {lambda_t} is outside [{low}, {high}]")
-
-
-def _check_edges(task: TaskMeta, config: ExperimentConfig) -> None:
-    found, expected = task.bin_edges, config.edge_count(task.round)
-    if (None if found is None else len(found)) != expected:
-        raise WireError(f"bin_edges: expected {expected or 'no'} edges in round {task.round}")
-    if any(low >= high for low, high in pairwise(found or [])):
-        raise WireError("bin_edges: expected ascending times")
 
 
 class StrictIngress(Filter):

@@ -90,9 +90,19 @@ def edges_from_histograms(histograms: Mapping[str, EventHistogram], bins: int) -
             f"none of the {len(histograms)} sites told an event: all training patients are censored, or each site has "
             f"fewer events than the least count: there is no survival to learn"
         )
-    cell = np.repeat(np.arange(grid.cells), counts)
-    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return edges_from_times(grid.low + grid.width * (cell + (place + 0.5) / counts[cell]), np.ones(len(cell)), bins)
+    _check_bins(bins)
+    events, upto = int(counts.sum()), np.cumsum(counts)
+
+    def time_of(rank: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        cell = np.searchsorted(upto, rank, side="right")
+        place = rank - (upto[cell] - counts[cell])
+        return grid.low + grid.width * (cell + (place + 0.5) / counts[cell])
+
+    # Ranks, and not a time for each event: a site's word for their number must not decide how much memory is taken.
+    rank = (events - 1) * np.arange(1, bins) / bins
+    below = np.floor(rank).astype(np.int64)
+    low, high = time_of(below), time_of(np.minimum(below + 1, events - 1))
+    return _distinct(low + (high - low) * (rank - below), events)
 
 
 def edges_from_times(times: npt.ArrayLike, events: npt.ArrayLike, bins: int) -> Edges:
@@ -102,14 +112,21 @@ def edges_from_times(times: npt.ArrayLike, events: npt.ArrayLike, bins: int) -> 
         SurvivalError: if there are fewer than two bins, all patients are censored, or two edges are the same.
     """
     times, events = checked(times, events)
-    if bins < 2:
-        raise SurvivalError(f"{bins} bins: expected 2 or more")
+    _check_bins(bins)
     if not events.any():
         raise SurvivalError(f"all {len(times)} patients are censored: expected events to cut the time at")
-    inner = np.quantile(times[events], np.arange(1, bins) / bins)
+    return _distinct(np.quantile(times[events], np.arange(1, bins) / bins), int(events.sum()))
+
+
+def _check_bins(bins: int) -> None:
+    if bins < 2:
+        raise SurvivalError(f"{bins} bins: expected 2 or more")
+
+
+def _distinct(inner: npt.NDArray[np.float64], events: int) -> Edges:
     if inner[0] <= 0 or (np.diff(inner) <= 0).any():
         raise SurvivalError(
-            f"{bins} bins of {int(events.sum())} events: edges {', '.join(f'{edge:g}' for edge in inner)} are not all "
+            f"{len(inner) + 1} bins of {events} events: edges {', '.join(f'{edge:g}' for edge in inner)} are not all "
             f"different and above 0, as many events have one time: take fewer bins, or a finer grid"
         )
     return tuple(inner.tolist())

@@ -6,6 +6,7 @@ as FedAD's is.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -187,35 +188,76 @@ class HistoFLConfig(ExperimentConfig):
         told = super().reports(round_number)
         return told | {"validation"} if told else told
 
-    def edge_count(self, round_number: int) -> int | None:
-        """R - 1 from the round after the survey on."""
-        return self.target.bins - 1 if self.surveys(0) and round_number > 0 else None
+    def check_edges(self, edges: list[float] | None, round_number: int) -> None:
+        """R - 1 from the round after the survey on, ascending, within what the survey tells apart."""
+        expected = self.target.bins - 1 if self.surveys(0) and round_number > 0 else None
+        if (None if edges is None else len(edges)) != expected:
+            raise ReportError(f"bin_edges: expected {expected or 'no'} edges in round {round_number}")
+        if any(low >= high for low, high in pairwise(edges or [])):
+            raise ReportError("bin_edges: expected ascending times")
+        if edges and edges[-1] > self.target.horizon:
+            raise ReportError(f"bin_edges: {edges[-1]:g} is beyond target.horizon {self.target.horizon:g}")
 
     def weight(self, n_samples: int | None) -> int:
         """n_k, or 1 under ``weighting: uniform``."""
         return super().weight(n_samples) if self.weighting == "samples" else 1
 
-    def check_counts(self, events: list[int] | None, validation: ValidationCounts | None) -> None:
-        """The survey's histogram, or the tables of classification or of survival, with no count below ``min_cell``."""
-        counts, classes = self.counts, 0 if self.survival else len(self.target.classes)
+    def check_counts(
+        self, events: list[int] | None, validation: ValidationCounts | None, n_samples: int | None
+    ) -> None:
+        """The survey's histogram, or the tables of classification or of survival, with no count below ``min_cell``.
+
+        A site weighs as many pairs as its patients make, and it has no more of them to validate than training bags:
+        70 % of a label's patients are trained on, 15 % validated, and one of three at least.
+        """
+        counts = self.counts
         if events is not None:
             check_table(events, 1 << counts.time_depth, counts.min_cell, "events")
+            if n_samples is not None and sum(events) > n_samples:
+                raise ReportError(f"events: {sum(events)} of {n_samples} training bags (n_samples)")
         if validation is None:
             return
         check_table([validation.patients], 1, counts.min_cell, "validation.patients")
-        tables = 1 if self.survival else classes * self.tells_class_pairs
-        check_table(validation.pairs, 3 * tables, 1, "validation.pairs")
-        if not validation.patients and any(validation.pairs or ()):
-            raise ReportError("validation.pairs: pairs of no patients")
-        check_table(validation.confusion, classes**2, 1, "validation.confusion")
-        rows = validation.confusion or []
-        for true in range(classes):
-            patients = sum(rows[true * classes : (true + 1) * classes])
-            check_table([patients], 1, counts.min_cell, f"validation.confusion of class {true}")
-        if len(validation.scores or ()) != classes:
+        if n_samples is not None and validation.patients > n_samples:
+            raise ReportError(f"validation.patients: {validation.patients}, with {n_samples} training bags (n_samples)")
+        if self.survival:
+            self._check_survival(validation)
+        else:
+            self._check_classes(validation)
+
+    def _check_survival(self, told: ValidationCounts) -> None:
+        check_table(told.pairs, 3, 1, "validation.pairs")
+        check_table(told.confusion, 0, 1, "validation.confusion")
+        if told.scores is not None:
+            raise ReportError("validation.scores: expected none")
+        pairs, most = sum(told.pairs or ()), told.patients * (told.patients - 1) // 2
+        if pairs > most:
+            raise ReportError(f"validation.pairs: {pairs} pairs, and {told.patients} patients make {most}")
+
+    def _check_classes(self, told: ValidationCounts) -> None:
+        """All tables are of the confusion's patients: those of a hidden class would follow from another."""
+        classes, counts = len(self.target.classes), self.counts
+        check_table(told.confusion, classes**2, 1, "validation.confusion")
+        check_table(told.pairs, 3 * classes * self.tells_class_pairs, 1, "validation.pairs")
+        if told.scores is None or len(told.scores) != classes:
             raise ReportError(f"validation.scores: expected one table for each of {classes} classes")
-        for table in validation.scores or ():
-            check_table(table, 2 << counts.score_depth, counts.min_cell, "validation.scores")
+        confusion, cells = told.confusion or [], 1 << counts.score_depth
+        if sum(confusion) != told.patients:
+            raise ReportError(f"validation.confusion: of {sum(confusion)} patients, expected {told.patients}")
+        for number, table in enumerate(told.scores):
+            of_class = sum(confusion[number * classes : (number + 1) * classes])
+            others = told.patients - of_class
+            check_table([of_class], 1, counts.min_cell, f"validation.confusion of class {number}")
+            check_table(table, 2 * cells, counts.min_cell, "validation.scores")
+            if (sum(table[:cells]), sum(table[cells:])) != (others, of_class):
+                raise ReportError(
+                    f"validation.scores of class {number}: expected {others} patients that are not, and {of_class} "
+                    f"that are of it, as the confusion tells"
+                )
+            if told.pairs and sum(told.pairs[3 * number : 3 * number + 3]) != of_class * others:
+                raise ReportError(
+                    f"validation.pairs of class {number}: expected {of_class * others}, as the confusion tells"
+                )
 
     def _conflicts(self) -> list[str]:
         wrong = super()._conflicts()

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedad_components.mil.counts import Floats, Grid
 from fedad_components.mil.evaluate import ALL_SITES, EvaluationError, Run
-from fedad_components.mil.federated_metrics import Confusion, ScoreHistogram, class_histograms, score_pairs
+from fedad_components.mil.federated_metrics import ClassTables, Confusion, ScoreHistogram
 from fedad_components.mil.survival_metrics import PairCounts
 
 
@@ -122,21 +122,13 @@ class ClassCounts(ClassRun):
 
     @classmethod
     def of(cls, run: Classified, grid: Grid, least: int) -> ClassCounts:
-        """What a site may tell of its patients: of a class, nothing where fewer than ``least`` are, or are not, of it.
+        """What a site may tell of its patients: nothing of those of a class with fewer than ``least``.
 
         Args:
             grid: of probabilities, the same at every site.
         """
-        classes = run.probability.shape[1]
-        pairs = tuple(score_pairs(run.probability[:, c], run.true == c, least) for c in range(classes))
-        return cls(
-            run.method,
-            run.site,
-            run.seed,
-            Confusion.of(run.true, run.probability.argmax(axis=1), classes, least),
-            tuple(class_histograms(run.true, run.probability, grid, least)),
-            pairs if least > 1 else None,
-        )
+        confusion, histograms, pairs = ClassTables.of(run.true, run.probability, grid, least)
+        return cls(run.method, run.site, run.seed, confusion, histograms, pairs if least > 1 else None)
 
     @property
     def patients(self) -> int:

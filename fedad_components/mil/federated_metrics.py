@@ -7,7 +7,7 @@ patients within one of its cells. AUC and c-index come with how much that can be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -102,8 +102,8 @@ class Confusion(Counts):
     leading: ClassVar[tuple[int | None, ...]] = (None, None)
 
     @classmethod
-    def of(cls, true: npt.ArrayLike, predicted: npt.ArrayLike, classes: int, least: int = 1) -> Confusion:
-        """From classes numbered from 0, ``(n,)`` both; a true class with fewer than ``least`` bags is left out.
+    def of(cls, true: npt.ArrayLike, predicted: npt.ArrayLike, classes: int) -> Confusion:
+        """From classes numbered from 0, ``(n,)`` both.
 
         Raises:
             CountsError: if there are not as many of each, or one is not a class.
@@ -114,7 +114,7 @@ class Confusion(Counts):
             raise CountsError(f"expected as many true as predicted classes, numbered 0 to {classes - 1}")
         counts = np.zeros((classes, classes), dtype=np.int64)
         np.add.at(counts, (true.astype(np.intp), predicted.astype(np.intp)), 1)
-        return cls(np.where(counts.sum(axis=1, keepdims=True) >= least, counts, 0))
+        return cls(counts)
 
     @property
     def error(self) -> float | None:
@@ -134,6 +134,32 @@ class Confusion(Counts):
         n = self.counts.sum()
         by_chance = int(self.counts.sum(axis=1) @ self.counts.sum(axis=0))
         return float((n * np.trace(self.counts) - by_chance) / (n * n - by_chance)) if n * n > by_chance else None
+
+
+class ClassTables(NamedTuple):
+    """What a site tells of its patients' classes: all tables are of the same patients."""
+
+    confusion: Confusion
+    histograms: tuple[ScoreHistogram, ...]
+    """Of each class."""
+    pairs: tuple[PairCounts, ...]
+    """Of each class."""
+
+    @classmethod
+    def of(cls, true: npt.ArrayLike, probability: npt.NDArray, grid: Grid = SCORES, least: int = 1) -> ClassTables:
+        """From true classes ``(n,)`` and probabilities ``(n, K)``.
+
+        Patients of a class with fewer than ``least`` are in no table, of other classes neither: as the rest of one of
+        those, they would follow by subtraction.
+        """
+        true, classes = np.asarray(true, dtype=np.int64), probability.shape[1]
+        told = np.bincount(true, minlength=classes)[true] >= least
+        true, probability = true[told], probability[told]
+        return cls(
+            Confusion.of(true, probability.argmax(axis=1), classes),
+            tuple(class_histograms(true, probability, grid, least)),
+            tuple(score_pairs(column, true == number, least) for number, column in enumerate(probability.T)),
+        )
 
 
 class RiskSetTable(Counts):

@@ -17,7 +17,7 @@ from fedad_components.fedsd.state import require_names
 from fedad_components.fedsd.trainer import RoundResult, TrainingError, choose_device
 from fedad_components.mil.bags import Outcome, collate, order_of
 from fedad_components.mil.bins import event_histogram, to_bins
-from fedad_components.mil.federated_metrics import Confusion, class_histograms, score_pairs
+from fedad_components.mil.federated_metrics import ClassTables
 from fedad_components.mil.losses import hazard_nll, risk
 from fedad_components.mil.model import GatedAttentionMIL
 from fedad_components.mil.site_bags import Row, SiteBags
@@ -170,19 +170,16 @@ class BagTrainer:
             outcomes = [target for target in targets.values() if isinstance(target, Outcome)]
             risks = risk(torch.stack([logits[0] for logits in by_patient.values()]))
             times, events = [outcome.time for outcome in outcomes], [int(outcome.event) for outcome in outcomes]
-            pairs = pair_counts(times, events, risks.numpy(), least).counts.tolist()
-            return {"patients": len(outcomes) if any(pairs) else 0, "pairs": pairs}
+            comparable = pair_counts(times, events, risks.numpy(), least).counts.tolist()
+            return {"patients": len(outcomes) if any(comparable) else 0, "pairs": comparable}
         true = np.array([int(targets[patient]) for patient in by_patient])  # type: ignore[arg-type]
         scores = torch.stack([torch.stack(logits).softmax(dim=1).mean(dim=0) for logits in by_patient.values()]).numpy()
-        classes = len(config.target.classes)
-        confusion = Confusion.of(true, scores.argmax(axis=1), classes, least)
-        tables = class_histograms(true, scores, score_grid(config), least)
-        pairs = np.concatenate([score_pairs(scores[:, c], true == c, least).counts for c in range(classes)])
+        confusion, histograms, pairs = ClassTables.of(true, scores, score_grid(config), least)
         return {
             "patients": int(confusion.counts.sum()),
             "confusion": confusion.counts.ravel().tolist(),
-            "scores": [table.counts.ravel().tolist() for table in tables],
-            "pairs": pairs.tolist() if config.tells_class_pairs else None,
+            "scores": [histogram.counts.ravel().tolist() for histogram in histograms],
+            "pairs": np.ravel([table.counts for table in pairs]).tolist() if config.tells_class_pairs else None,
         }
 
     def _train(

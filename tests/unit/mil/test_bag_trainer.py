@@ -115,7 +115,7 @@ def test_with_a_least_count_the_auc_is_that_of_each_sites_patients() -> None:
     for site, seed in (("a", 1), ("b", 2)):
         trainer = BagTrainer(config, classified(seed, 80), site, "cpu")
         told[site] = ValidationCounts.model_validate(trainer.validate())
-        config.check_counts(None, told[site])
+        config.check_counts(None, told[site], len(trainer.train_rows))
         rows = [row for row in trainer.bags.rows if row.owner in trainer.split.validation]
         with torch.no_grad():
             scores = [float(trainer.model(trainer.bags.bag(row).features).logits.softmax(0)[1]) for row in rows]
@@ -123,8 +123,59 @@ def test_with_a_least_count_the_auc_is_that_of_each_sites_patients() -> None:
     found = FederatedValidation(config).update(0, {}, told)
     assert found is not None
     assert found.auc == pytest.approx(np.mean(areas))  # both sites have as many pairs
-    with pytest.raises(ReportError, match=r"validation\.pairs: expected 6 counts, found 0"):
-        config.check_counts(None, told["a"].model_copy(update={"pairs": None}))
+    with pytest.raises(ReportError, match=r"validation\.pairs: expected 6 counts, found none"):
+        config.check_counts(None, told["a"].model_copy(update={"pairs": None}), None)
+
+
+THREE = configuration(target={"classes": ["a", "b", "c"]}, counts={"min_cell": 2, "score_depth": 1})
+HONEST = {
+    "patients": 6,
+    "confusion": [3, 0, 0, 1, 2, 0, 0, 0, 0],
+    "scores": [[3, 0, 0, 3], [3, 0, 0, 3], [6, 0, 0, 0]],
+    "pairs": [9, 0, 0, 8, 1, 0, 0, 0, 0],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"patients": 1 << 31}, "2147483648, with 20 training bags"),
+        ({"confusion": [3, 0, 0, 1, 3, 0, 0, 0, 0]}, r"validation\.confusion: of 7 patients, expected 6"),
+        ({"patients": 0, "confusion": [0] * 9}, r"scores of class 0: expected 0 patients that are not, and 0"),
+        ({"scores": [[5, 0, 0, 3], [3, 0, 0, 3], [6, 0, 0, 0]]}, "scores of class 0: expected 3 patients that are not"),
+        ({"scores": [[3, 0, 0, 3], [3, 0, 0, 3], [6, 0, 0, 2]]}, "scores of class 2: expected 6 .* and 0 that are"),
+        ({"pairs": [1 << 31, 0, 0, 8, 1, 0, 0, 0, 0]}, "pairs of class 0: expected 9"),
+        ({"pairs": [9, 0, 0, 8, 1, 0, 9, 0, 0]}, "pairs of class 2: expected 0"),
+    ],
+)
+def test_classes_tables_have_to_be_of_the_same_patients(change: dict[str, Any], says: str) -> None:
+    THREE.check_counts(None, ValidationCounts.model_validate(HONEST), 20)
+    with pytest.raises(ReportError, match=says):
+        THREE.check_counts(None, ValidationCounts.model_validate(HONEST | change), 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pairs": [1 << 31, 0, 0]}, "2147483648 pairs, and 5 patients make 10"),
+        ({"patients": 0}, "10 pairs, and 0 patients make 0"),
+        ({"patients": 21}, "21, with 20 training bags"),
+        ({"scores": []}, r"validation\.scores: expected none"),
+        ({"confusion": []}, r"validation\.confusion: expected no counts, found a table of 0"),
+    ],
+)
+def test_a_site_weighs_as_many_pairs_as_its_patients_make(change: dict[str, Any], says: str) -> None:
+    config, honest = configuration(target={"kind": "survival"}), {"patients": 5, "pairs": [5, 4, 1]}
+    config.check_counts(None, ValidationCounts.model_validate(honest), 20)
+    with pytest.raises(ReportError, match=says):
+        config.check_counts(None, ValidationCounts.model_validate(honest | change), 20)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (3, 20), (10, 13)])
+def test_no_site_validates_more_patients_than_it_trains_on(sizes: tuple[int, int]) -> None:
+    names = [f"{label}-{number}" for label, size in enumerate(sizes) for number in range(size)]
+    split = split_patients({name: int(name[0]) for name in names}, 0, "a", range(2))
+    assert len(split.validation) <= len(split.train)
 
 
 def test_slides_of_a_patient_stay_together_and_are_validated_as_one() -> None:
@@ -148,9 +199,31 @@ def test_a_survey_counts_the_events_and_leaves_the_weights() -> None:
     assert result.events is not None
     assert sum(result.events) == events
     assert all(count == 0 or count >= 4 for count in result.events)
+    config.check_counts(result.events, None, result.n_samples)
+    with pytest.raises(ReportError, match=f"events: {events} of {events - 1} training bags"):
+        config.check_counts(result.events, None, events - 1)
     assert event_table(result.events, config).grids[0].high == 4096.0
     with pytest.raises(TrainingError, match="brings no edges"):
         trainer.train_round(theta, 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("edges", "says"),
+    [
+        (None, "expected 2 edges in round 1"),
+        ([5.0], "expected 2 edges in round 1"),
+        ([5.0, 5.0], "ascending"),
+        ([5.0, 101.0], r"101 is beyond target\.horizon 100"),
+    ],
+)
+def test_a_server_sends_edges_that_the_survey_can_find(edges: list[float] | None, says: str) -> None:
+    config = configuration(target={"kind": "survival", "bins": 3, "horizon": 100.0})
+    config.check_edges(None, 0)
+    config.check_edges([5.0, 99.0], 1)
+    with pytest.raises(ReportError, match=says):
+        config.check_edges(edges, 1)
+    agreed = configuration(target={"kind": "survival", "bins": 3, "edges": [5.0, 200.0], "horizon": 100.0})
+    agreed.check_edges(None, 1)
 
 
 def test_survival_over_three_sites_learns_who_dies_early() -> None:

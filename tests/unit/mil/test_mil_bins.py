@@ -7,7 +7,7 @@ from operator import add
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mil_reference import KIRC, kirc
 
@@ -83,6 +83,23 @@ def test_cells_are_joined_from_the_left_and_told_in_their_middle() -> None:
         [0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0],
         [0] * 16,
     ]
+
+
+def test_edges_of_many_events_take_no_more_memory_than_those_of_few() -> None:
+    """2^40 events: a list of their times would be 8 TiB. The quantiles are those of the same shares of 4,096."""
+    few = np.bincount(np.random.default_rng(0).integers(0, GRID.cells, 4096), minlength=GRID.cells)
+    many, expected = (edges_from_histograms({"a": EventHistogram(few * times, (GRID,))}, 4) for times in (1 << 28, 1))
+    assert many == pytest.approx(expected, abs=GRID.width)
+
+
+@given(st.lists(st.integers(0, 40), min_size=32, max_size=32), st.integers(2, 6))
+@settings(max_examples=50, deadline=None)
+def test_edges_are_numpys_quantiles_of_events_spread_over_their_cells(counts: list[int], bins: int) -> None:
+    grid = Grid(0.0, 64.0, 5)
+    times = [2.0 * (cell + (place + 0.5) / count) for cell, count in enumerate(counts) for place in range(count)]
+    assume(len(times) > 1)
+    found = edges_from_histograms({"a": EventHistogram(np.array(counts), (grid,))}, bins)
+    assert found == pytest.approx(np.quantile(times, np.arange(1, bins) / bins))
 
 
 def test_tied_times_and_times_beyond_the_follow_up() -> None:

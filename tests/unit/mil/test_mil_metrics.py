@@ -17,6 +17,7 @@ from sklearn.metrics import balanced_accuracy_score, cohen_kappa_score, roc_auc_
 from fedad_components.mil.bins import SurvivalError
 from fedad_components.mil.counts import Counts, CountsError, Grid
 from fedad_components.mil.federated_metrics import (
+    ClassTables,
     Confusion,
     RiskSetTable,
     RiskTimeHistogram,
@@ -263,10 +264,23 @@ def test_central_scores_of_bags() -> None:
 def test_nothing_is_told_of_few() -> None:
     assert pair_counts(TIME, EVENT, RISK, least=5).counts.tolist() == [0, 0, 0]
     assert pair_counts(TIME, EVENT, RISK, least=4).counts.sum() == 14
-    assert Confusion.of([0, 0, 1], [0, 1, 1], 2, least=2).counts.tolist() == [[1, 1], [0, 0]]
     few = ScoreHistogram.of([0.2, 0.4, 0.9], [0, 0, 1], least=2)
     assert few.counts.sum(axis=1).tolist() == [2, 0]
     assert (few.auc, few.tolerance) == (None, None)
+
+
+def test_patients_of_a_rare_class_follow_from_no_table() -> None:
+    """Of 7, 6 and 2 patients: nor by subtraction, as 8 'not of the first' less 6 of the second."""
+    true = np.repeat([0, 1, 2], [7, 6, 2])
+    probability = np.random.default_rng(0).dirichlet([1, 1, 1], len(true))
+    told = ClassTables.of(true, probability, Grid(0.0, 1.0, 4), least=5)
+    assert told.confusion.counts.sum(axis=1).tolist() == [7, 6, 0]
+    assert [table.counts.sum(axis=1).tolist() for table in told.histograms] == [[6, 7], [7, 6], [13, 0]]
+    assert [int(pairs.counts.sum()) for pairs in told.pairs] == [42, 42, 0]
+    without = ClassTables.of(true[:13], probability[:13], Grid(0.0, 1.0, 4), least=5)
+    for one, other in zip(told.histograms + told.pairs, without.histograms + without.pairs, strict=True):
+        assert one.counts.tolist() == other.counts.tolist()
+    assert told.pairs[0].c_index == pytest.approx(roc_auc_score(true[:13] == 0, probability[:13, 0]))
 
 
 def test_without_pairs_there_is_no_figure() -> None:
@@ -275,7 +289,7 @@ def test_without_pairs_there_is_no_figure() -> None:
     assert PairCounts.of(0, 0, 0).c_index is None
     empty = RiskTimeHistogram.of([1.0, 2.0], [0, 0], [0.5, 0.5], Grid(0, 1, 2), Grid(0, 4, 2))
     assert (empty.c_index, empty.bounds()) == (None, None)
-    nobody = Confusion.of([0, 1], [0, 1], 2, least=9)
+    nobody = Confusion.of([], [], 2)
     assert (nobody.error, nobody.balanced_accuracy, nobody.kappa) == (None, None, None)
     with pytest.raises(SurvivalError, match="two or more"):
         log_rank(TIME, EVENT, [1] * 6)
