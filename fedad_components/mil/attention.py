@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedad_components.files import make_private_dir, replacing, write_atomic
 from fedad_components.imaging.account import Unusable
 from fedad_components.mil.heatmap import COLUMNS, Scored, heatmap_png, patches_png, score_lines, top_rows
 from fedad_components.mil.report import Report, SlideView, write_report
 from fedad_components.mil.state import SavedModel
-from fedad_components.slides.bags import SlideBag, load_bags, prepared_slides
+from fedad_components.slides.bags import ListedEncoder, SlideBag, load_bags, prepared_slides
 from fedad_components.slides.catalogue import load_catalogue
 from fedad_components.slides.patches import plan_patches, read_patch
 from fedad_components.slides.reader import Pixels, Slide, SlidesError, open_slide
@@ -32,6 +34,19 @@ SHOWN_SIDE = 224
 
 class HeatmapError(SlidesError):
     """Slide, features and model do not fit together; the message says what was expected, and names no file."""
+
+
+class Prepared(BaseModel):
+    """What of a slide's metadata is needed to draw on it: lengths in pixels of level 0 and µm/px."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+    encoder: ListedEncoder
+    slide_mpp: Annotated[float, Field(gt=0.0)]
+    slide_size: Annotated[list[int], Field(min_length=2, max_length=2)]
+    patch_size: Annotated[int, Field(gt=0)]
+    patch_mpp: Annotated[float, Field(gt=0.0)]
+    footprint: Annotated[float, Field(gt=0.0)]
 
 
 @dataclass
@@ -86,21 +101,18 @@ def score_bag(bag: SlideBag, model: SavedModel, device: torch.device | str = "cp
         HeatmapError: if the features are of no slide, of another length or another encoder than the model's, or not
             finite.
     """
-    if "footprint" not in bag.metadata:
-        raise HeatmapError(
-            f"bag {bag.slide}: of another origin than 'fedad slides prepare': there is no slide to draw on"
-        )
+    prepared = _prepared(bag)
     width = bag.features.shape[1]
-    made_by = bag.metadata["encoder"]
+    made_by = prepared.encoder
     if width != model.in_features:
         raise HeatmapError(
-            f"slide {bag.slide}: {width} features a patch, by encoder {made_by['name']!r}; the model expects "
+            f"slide {bag.slide}: {width} features a patch, by encoder {made_by.name!r}; the model expects "
             f"{model.in_features}: prepare the slides with the encoder that it was trained with"
         )
-    if model.encoder_sha256 not in (None, made_by["weights_sha256"]):
+    if model.encoder_sha256 not in (None, made_by.weights_sha256):
         raise HeatmapError(
-            f"slide {bag.slide}: its features are of the encoder {made_by['name']!r} with weights of SHA-256 "
-            f"{made_by['weights_sha256']}; the model expects {model.encoder_sha256}: prepare the slides with that one"
+            f"slide {bag.slide}: its features are of the encoder {made_by.name!r} with weights of SHA-256 "
+            f"{made_by.weights_sha256}; the model expects {model.encoder_sha256}: prepare the slides with that one"
         )
     with torch.inference_mode():
         logits, attention = model.module.to(device)(torch.from_numpy(bag.features).to(device))
@@ -109,11 +121,22 @@ def score_bag(bag: SlideBag, model: SavedModel, device: torch.device | str = "cp
     return Scored(
         bag.slide,
         bag.coordinates,
-        float(bag.metadata["footprint"]),
-        float(bag.metadata["slide_mpp"]),
+        prepared.footprint,
+        prepared.slide_mpp,
         attention.double().cpu().numpy(),
         model.describe(logits.cpu()),
     )
+
+
+def _prepared(bag: SlideBag) -> Prepared:
+    try:
+        return Prepared.model_validate(bag.metadata)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise HeatmapError(
+            f"bag {bag.slide}: its file has no usable {place}: of another origin than 'fedad slides prepare', there is "
+            f"no slide to draw on; else prepare it again"
+        ) from None
 
 
 def draw(slide: Slide, bag: SlideBag, scored: Scored, top: int) -> SlideView:
@@ -123,8 +146,9 @@ def draw(slide: Slide, bag: SlideBag, scored: Scored, top: int) -> SlideView:
         HeatmapError: if the slide is not the one that the features are of.
         Unusable: if it is damaged.
     """
-    if list(slide.size) != bag.metadata["slide_size"]:
-        width, height = bag.metadata["slide_size"]
+    prepared = _prepared(bag)
+    if list(slide.size) != prepared.slide_size:
+        width, height = prepared.slide_size
         raise HeatmapError(
             f"slide {bag.slide}: its features are of a slide of {width} x {height} pixels, this one has "
             f"{slide.size[0]} x {slide.size[1]}: expected the same slide; see --slide"
@@ -132,7 +156,7 @@ def draw(slide: Slide, bag: SlideBag, scored: Scored, top: int) -> SlideView:
     view = render_overview(slide)
     heatmap = heatmap_png(np.asarray(view.image), view.scale, scored)
     # The level and the size of the patches themselves, which had the tolerance of their own time.
-    plan = plan_patches(slide, scored.mpp, bag.metadata["patch_size"], bag.metadata["patch_mpp"], tolerance=0.0)
+    plan = plan_patches(slide, scored.mpp, prepared.patch_size, prepared.patch_mpp, tolerance=0.0)
     rows = top_rows(scored.attention, top)
     patches = [_shown(read_patch(slide, plan, bag.coordinates[row])) for row in rows]
     sheet = patches_png(patches, rows, scored)

@@ -6,7 +6,6 @@ follow without a patient having left. Small counts are made large first, by :fun
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+LARGEST_BOUND = 1e15
+"""Of a grid: no score, risk or time of a patient is beyond it, in whatever unit, and figures can be drawn of it."""
 MOST = 2**53
 """Above this, counts are no longer exact in float64, and no federation has so many pairs of patients."""
 
@@ -33,7 +34,7 @@ class Grid:
     """2^depth equal cells from ``low`` to ``high``, each closed at its lower edge: public, so chosen without the data.
 
     Raises:
-        CountsError: if the bounds are not finite and ascending, or depth is not 0 to 16.
+        CountsError: if the bounds are not ascending from at least -1e15 to at most 1e15, or depth is not 0 to 16.
     """
 
     low: float
@@ -41,8 +42,11 @@ class Grid:
     depth: int
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise CountsError(f"grid from {self.low} to {self.high}: expected finite bounds, the lower one first")
+        if not -LARGEST_BOUND <= self.low < self.high <= LARGEST_BOUND:
+            raise CountsError(
+                f"grid from {self.low:g} to {self.high:g}: expected finite bounds from -1e15 to 1e15, the lower "
+                f"one first"
+            )
         if not 0 <= self.depth <= 16:
             raise CountsError(f"grid of depth {self.depth}: expected 0 to 16, for 1 to 65,536 cells")
 

@@ -96,12 +96,12 @@ def account_of(
     bad, lengths, patches = Counter[str](), Counter[int](), 0
     outcomes: dict[str, set[tuple[Any, ...]]] = {}
     for number, bag in enumerate(index.bags):
-        owner = bag["patient"] if bag["patient"] is not None else f"\x00{bag['slide']}"
-        outcomes.setdefault(owner, set()).add((bag["label"], bag["time"], bag["event"]))
-        file = data_set.folder / bag["file"]
+        owner = bag.patient if bag.patient is not None else f"\x00{bag.slide}"
+        outcomes.setdefault(owner, set()).add((bag.label, bag.time, bag.event))
+        file = data_set.folder / bag.file
         if not file.is_file():
             bad[MISSING] += 1
-        elif sha256_of(file) != bag["sha256"]:
+        elif sha256_of(file) != bag.sha256:
             bad[CHANGED] += 1
         else:
             try:
@@ -117,14 +117,14 @@ def account_of(
         slides=len(index.bags),
         patches=patches,
         patients=len(outcomes),
-        without_patient=sum(bag["patient"] is None for bag in index.bags),
+        without_patient=sum(bag.patient is None for bag in index.bags),
         labels=dict(Counter(label for label, _, _ in single if label is not None).most_common()),
         events=sum(event is True for _, _, event in single),
         censored=sum(event is False for _, _, event in single),
         no_outcome=sum(label is None and event is None for label, _, event in single),
         conflicts=len(outcomes) - len(single),
         lengths=dict(sorted(lengths.items())),
-        encoder=index.encoder,
+        encoder=index.encoder.model_dump() if index.encoder is not None else None,
         bad=dict(bad),
     )
     refused = _refused(account)

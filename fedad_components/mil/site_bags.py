@@ -6,12 +6,11 @@ Features are read when a bag is trained on, not before: those of a hospital do n
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from fedad_components.files import make_private_dir, sha256_of
 from fedad_components.imaging.catalogue import CatalogueError, DataSet
 from fedad_components.mil.bags import Bag, Outcome
 from fedad_components.mil.splits import Label
-from fedad_components.slides.bags import Index, read_index, write_index
+from fedad_components.slides.bags import Index, ListedBag, read_index, write_index
 from fedad_components.slides.catalogue import SlideEntry
 from fedad_components.slides.reader import SlidesError
 from fedad_components.slides.store import StoredFeatures, read_features, write_features
@@ -128,10 +127,10 @@ def open_bags(data_set: DataSet, config: HistoFLConfig) -> SiteBags:
     _check_encoder(index, config, where)
     entries = index.bags
     rows = tuple(
-        Row(entry["slide"], entry["patient"], _target(entry, config, f"{where}: bag {number}"), (entry["slide"],))
+        Row(entry.slide, entry.patient, _target(entry, config, f"{where}: bag {number}"), (entry.slide,))
         for number, entry in enumerate(entries)
     )
-    files = {entry["slide"]: (data_set.folder / entry["file"], entry["sha256"]) for entry in entries}
+    files = {entry.slide: (data_set.folder / entry.file, entry.sha256) for entry in entries}
     bags = SiteBags(rows, _Reader(files, config.model.in_features))
     return bags.by_patient() if config.survival or config.privacy.mode == "dp_sgd" else bags
 
@@ -178,16 +177,16 @@ def _check_encoder(index: Index, config: HistoFLConfig, where: str) -> None:
         )
 
 
-def _target(entry: Mapping[str, Any], config: HistoFLConfig, where: str) -> int | Outcome:
+def _target(entry: ListedBag, config: HistoFLConfig, where: str) -> int | Outcome:
     if not config.survival:
         classes = config.target.classes
-        if entry["label"] not in classes:
+        if entry.label not in classes:
             raise CatalogueError(f"{where}: the label is none of target.classes ({', '.join(classes)})")
-        return classes.index(entry["label"])
-    time, event = entry["time"], entry["event"]
-    if not isinstance(time, (int, float)) or not math.isfinite(time) or time < 0 or not isinstance(event, bool):
+        return classes.index(entry.label)
+    time, event = entry.time, entry.event
+    if time is None or time < 0 or event is None:
         raise CatalogueError(f"{where}: survival needs a time of 0 or more, and whether the event was seen")
-    return Outcome(float(time), event)
+    return Outcome(time, event)
 
 
 @dataclass

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
+
+from PIL import Image
 
 from fedad_components.mil.attention import MOST_SHOWN
 from fedad_components.mil.evaluate import EvaluationError
@@ -11,6 +15,7 @@ from fedad_components.mil.evaluate_classes import ClassCounts
 from fedad_components.mil.evaluate_survival import SurvivalCounts
 from fedad_components.mil.evaluation_file import SiteEvaluation, check_together, read_evaluation
 from fedad_components.mil.report import Report, SlideView
+from fedad_components.slides.bags import NAME
 
 HEATMAP, PATCHES, SCORES = ".heatmap.png", ".patches.png", "scores.csv"
 
@@ -67,15 +72,28 @@ def _slides(folder: Path) -> list[SlideView]:
     try:
         lines = (folder / SCORES).read_text(encoding="ascii").splitlines()[1:]
         slides = list(dict.fromkeys(line.split(",", 1)[0] for line in lines))[:MOST_SHOWN]
+        if not all(re.fullmatch(NAME, slide) for slide in slides):
+            raise ValueError
         return [
             SlideView(
                 slide,
                 "its prediction is in the report of its heatmap",
                 sum(line.startswith(f"{slide},") for line in lines),
-                (folder / f"{slide}{HEATMAP}").read_bytes(),
-                (folder / f"{slide}{PATCHES}").read_bytes(),
+                _picture(folder / f"{slide}{HEATMAP}"),
+                _picture(folder / f"{slide}{PATCHES}"),
             )
             for slide in slides
         ]
-    except (OSError, UnicodeDecodeError):
+    except EvaluationError:
+        raise
+    except (OSError, ValueError):
         raise EvaluationError(f"{folder}: expected a folder that fedad slides heatmap wrote") from None
+
+
+def _picture(path: Path) -> bytes:
+    content = path.read_bytes()
+    try:
+        Image.open(io.BytesIO(content)).load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # by a damaged PNG, any of these
+        raise EvaluationError(f"{path}: cannot be read as a picture: draw it again by fedad slides heatmap") from None
+    return content

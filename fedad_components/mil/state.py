@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedad_components.fedsd.state import StateError, read_tensors, require_names
+from fedad_components.mil.config import BagModelConfig, TargetConfig
 from fedad_components.mil.losses import risk
 from fedad_components.mil.model import GatedAttentionMIL
 
@@ -52,16 +51,21 @@ def load_bag_model(path: str | Path) -> SavedModel:
     """
     tensors, metadata = read_tensors(path)
     try:
-        in_features, outputs = int(metadata["in_features"]), int(metadata["outputs"])
-        classes = _classes(json.loads(metadata["target"]), outputs)
-    except (KeyError, ValueError, TypeError):
+        target = TargetConfig.model_validate(json.loads(metadata["target"]))
+        in_features = BagModelConfig.model_validate({"in_features": int(metadata["in_features"])}).in_features
+        outputs = int(metadata["outputs"])
+        if outputs != target.outputs or "kind" not in target.model_fields_set:
+            raise ValueError
+    except (KeyError, ValueError, RecursionError):
         raise StateError(
-            f"{path}: the metadata lacks in_features, outputs or target: expected the model.safetensors of a job of "
-            f"HistoFL"
+            f"{path}: the metadata has no usable in_features, outputs or target: expected the model.safetensors of a "
+            f"job of HistoFL"
         ) from None
     with torch.device("meta"):
         module = GatedAttentionMIL(in_features, outputs)
     require_names(tensors, module.state_dict(), f"{path}")
+    if not all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in tensors.values()):
+        raise StateError(f"{path}: expected finite tensors of float32, as a job of HistoFL exports them: copy it again")
     try:
         module.load_state_dict(tensors, assign=True)
     except RuntimeError:
@@ -72,17 +76,7 @@ def load_bag_model(path: str | Path) -> SavedModel:
     return SavedModel(
         module.eval().requires_grad_(False),
         in_features,
-        classes,
+        target.classes if target.kind == "classification" else (),
         metadata.get("encoder_sha256"),
         metadata.get(EXPERIMENT),
     )
-
-
-def _classes(target: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
-    """Names of the classes, or nothing for survival."""
-    if target["kind"] == "survival":
-        return ()
-    classes = tuple(map(str, target["classes"]))
-    if target["kind"] != "classification" or len(classes) != outputs:
-        raise ValueError
-    return classes

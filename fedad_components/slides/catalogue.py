@@ -103,7 +103,7 @@ def _entry(where: str, line: int, row: Mapping[str, str], folder: Path, key: byt
     micron = _number(f"{where}: mpp", mpp)
     return SlideEntry(
         line,
-        folder / Path(row["slide"]).expanduser(),
+        _path(f"{where}: slide", row["slide"], folder),
         pseudonym(key, "slide", row["slide_id"]),
         pseudonym(key, "patient", row["patient_id"]),
         row.get("label") or None,
@@ -111,6 +111,15 @@ def _entry(where: str, line: int, row: Mapping[str, str], folder: Path, key: byt
         None if event is None else event == "1",
         None if micron is None else check_mpp(micron, f"{where}: mpp"),
     )
+
+
+def _path(where: str, text: str, folder: Path) -> Path:
+    try:
+        if "\0" in text:
+            raise ValueError
+        return folder / Path(text).expanduser()
+    except (ValueError, RuntimeError):  # RuntimeError: ~ of somebody whom the machine does not know
+        raise SlidesError(f"{where}: expected the path of a file, without NUL, and after ~ no unknown user") from None
 
 
 def _number(where: str, text: str | None) -> float | None:

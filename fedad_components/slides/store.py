@@ -63,13 +63,24 @@ def read_features(path: Path) -> StoredFeatures:
             with safe_open(path, framework="numpy") as file:
                 features, coordinates = file.get_tensor(FEATURES), file.get_tensor(COORDINATES)
                 text = (file.metadata() or {})[METADATA]
-        return StoredFeatures(features, coordinates, json.loads(text))
+        stored = StoredFeatures(features, coordinates, json.loads(text))
     except SlidesError:
         raise
     except Exception as error:
         raise SlidesError(
             f"{path}: {type(error).__name__}: expected a file of 'fedad slides prepare': delete it and prepare again"
         ) from None
+    if features.dtype not in (np.float32, np.float16) or coordinates.dtype != np.int64:
+        raise SlidesError(
+            f"{path}: features of {features.dtype}, coordinates of {coordinates.dtype}: expected float32 or float16, "
+            f"and int64: prepare again"
+        )
+    if coordinates.shape != (len(features), 2) or not isinstance(stored.metadata, dict):
+        raise SlidesError(
+            f"{path}: coordinates {coordinates.shape} of features {features.shape}: expected a place (x, y) of each "
+            f"patch, and a JSON object of metadata: prepare again"
+        )
+    return stored
 
 
 def require_h5py() -> Any:

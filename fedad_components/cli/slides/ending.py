@@ -43,7 +43,8 @@ def reported(out: Path, again: str) -> Iterator[None]:
         ) as error:
             fail(error)
         except OSError as error:
-            fail(f"{out}: {error.strerror}: expected a folder that this user may write, and space")
+            problem = error.strerror or type(error).__name__
+            fail(f"{out}: {problem}: expected a folder that this user may write, and space")
     except KeyboardInterrupt:
         complain(again, "interrupted")
         raise typer.Exit(INTERRUPTED) from None

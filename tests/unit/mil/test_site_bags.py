@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +18,12 @@ from fedad_components.mil.bags import Bag, Outcome
 from fedad_components.mil.config import HistoFLConfig
 from fedad_components.mil.site_bags import FeaturesError, open_bags, write_bags
 from fedad_components.mil.state import load_bag_model
-from fedad_components.slides.bags import INDEX
+from fedad_components.slides.bags import INDEX, load_bags
+from fedad_components.slides.reader import SlidesError
+from fedad_components.slides.store import StoredFeatures, write_features
 
 CLASSES = HistoFLConfig.parse({"model": {"in_features": 5}, "target": {"classes": ["no", "yes"]}})
+ENCODER = {"name": "resnet50", "weights_sha256": "a" * 64, "random_weights": False}
 SURVIVAL = HistoFLConfig.parse({"model": {"in_features": 5}, "target": {"kind": "survival"}})
 
 
@@ -61,6 +65,23 @@ def test_a_patient_with_two_outcomes_is_refused(tmp_path: Path) -> None:
     [
         ({"label": "maybe"}, "bag 0: the label is none of target.classes"),
         ({"slide": "bb"}, "a slide twice"),
+        ({"slide": "../../bb"}, r"'bags\.0\.slide'"),
+        ({"slide": "b\x1b[2J"}, r"'bags\.0\.slide'"),
+        ({"file": "../000000.safetensors"}, r"'bags\.0\.file'"),
+        ({"file": "a/../../000000.safetensors"}, r"'bags\.0\.file'"),
+        ({"file": "/etc/passwd"}, r"'bags\.0\.file'"),
+        ({"file": "f" * 300}, r"'bags\.0\.file'.*at most 200"),
+        ({"file": 3}, r"'bags\.0\.file'.*string"),
+        ({"sha256": "a"}, r"'bags\.0\.sha256'"),
+        ({"patient": ["p"]}, r"'bags\.0\.patient'"),
+        ({"patient": {}}, r"'bags\.0\.patient'"),
+        ({"label": ["no"]}, r"'bags\.0\.label'"),
+        ({"time": True}, r"'bags\.0\.time'"),
+        ({"time": 10**400}, r"'bags\.0\.time'"),
+        ({"time": float("nan")}, r"bags\.json"),
+        ({"event": 1}, r"'bags\.0\.event'"),
+        ({"name": "Smith"}, r"'bags\.0\.name'"),
+        *(({key: None}, rf"'bags\.0\.{key}'") for key in ("slide", "file", "sha256")),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
@@ -70,6 +91,54 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str,
     (tmp_path / INDEX).write_text(json.dumps(content))
     with pytest.raises(CatalogueError, match=problem):
         open_bags(data_set, CLASSES)
+
+
+@pytest.mark.parametrize("key", ["slide", "patient", "label", "time", "event", "file", "sha256"])
+def test_an_index_that_lacks_a_key_is_refused(tmp_path: Path, key: str) -> None:
+    data_set = prepared(tmp_path, [bag("a", "p", 1)])
+    content = json.loads((tmp_path / INDEX).read_text())
+    del content["bags"][0][key]
+    (tmp_path / INDEX).write_text(json.dumps(content))
+    with pytest.raises(CatalogueError, match=rf"'bags\.0\.{key}': Field required"):
+        open_bags(data_set, CLASSES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, '{"format": 1, "bags": [' + "[" * 5000 + "]" * 5000 + "]}", "\xff", "3", ""],
+)
+def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / INDEX).write_bytes(text.encode("latin-1"))
+    with pytest.raises(CatalogueError, match=r"bags\.json: .*expected a folder that 'fedad slides prepare' wrote"):
+        open_bags(DataSet(id="slides", kind="bags", folder=tmp_path), CLASSES)
+
+
+def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
+    """Nor by a link; a folder that is a link itself is taken for what it leads to."""
+    prepared(tmp_path / "bags", [bag("a", "p", 1)])
+    (tmp_path / "link").symlink_to(tmp_path / "bags")
+    assert len(open_bags(DataSet(id="slides", kind="bags", folder=tmp_path / "link"), CLASSES).rows) == 1
+    (file,) = (tmp_path / "bags").glob("*.safetensors")
+    (tmp_path / "elsewhere.safetensors").write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(CatalogueError, match="link that leads out of the folder"):
+        open_bags(DataSet(id="slides", kind="bags", folder=tmp_path / "bags"), CLASSES)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.int8, np.bool_])
+def test_features_of_another_type_are_refused(tmp_path: Path, kind: type) -> None:
+    prepared(tmp_path, [bag("a", "p", 1)])
+    (file,) = tmp_path.glob("*.safetensors")
+    write_features(file, StoredFeatures(np.ones((3, 5), kind), np.zeros((3, 2), np.int64), {}))
+    content = json.loads((tmp_path / INDEX).read_text())
+    content["bags"][0]["sha256"] = sha256_of(file)
+    (tmp_path / INDEX).write_text(json.dumps(content))
+    with pytest.raises(SlidesError, match="expected float32 or float16"):
+        next(load_bags(tmp_path))
+    bags = open_bags(DataSet(id="slides", kind="bags", folder=tmp_path), CLASSES)
+    with pytest.raises(FeaturesError, match="cannot be read"):
+        bags.bag(bags.rows[0])
 
 
 def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
@@ -96,7 +165,7 @@ def test_bags_are_no_images_and_images_no_bags(tmp_path: Path) -> None:
         DataSet(id="slides", kind="bags", folder=tmp_path, pattern=("*.png",))
 
 
-@pytest.mark.parametrize("encoder", [None, {"weights_sha256": "b" * 64}])
+@pytest.mark.parametrize("encoder", [None, ENCODER | {"weights_sha256": "b" * 64}])
 def test_features_of_another_encoder_than_the_jobs_are_refused(
     tmp_path: Path, encoder: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,7 +181,7 @@ def test_features_of_another_encoder_than_the_jobs_are_refused(
     with caplog.at_level("WARNING", "fedad.worker"):
         assert len(open_bags(data_set, CLASSES).rows) == 1
     assert "b" * 64 in caplog.text or "unknown" in caplog.text
-    (tmp_path / INDEX).write_text(json.dumps(content | {"encoder": {"weights_sha256": "a" * 64}}))
+    (tmp_path / INDEX).write_text(json.dumps(content | {"encoder": ENCODER}))
     assert len(open_bags(data_set, wanted).rows) == 1
 
 

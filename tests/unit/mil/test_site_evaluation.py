@@ -336,6 +336,107 @@ def test_files_that_cannot_be_added_up_are_refused(classes: Study, change: dict[
     assert words in told
 
 
+def test_a_grid_of_times_that_no_figure_can_show_is_refused(survival: Study) -> None:
+    survival.evaluate("north", *EXACT)
+    content = json.loads((survival.folder / "north.json").read_text())
+    content["risk_sets"]["grids"] = [[-1e308, 1e308, 7]]
+    (survival.folder / "wrong.json").write_text(json.dumps(content))
+    told = " ".join(survival.report("wrong", code=2).output.split())
+    assert "expected finite bounds from -1e15 to 1e15" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a", b"\x89PNG\r\n\x1a\n nothing", "a.heatmap.png: cannot be read as a picture"),
+        ("../a", b"", "expected a folder that fedad slides heatmap wrote"),
+    ],
+)
+def test_pictures_that_are_none_are_named(
+    classes: Study, tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    classes.evaluate("north", *JOBS)
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps" / "scores.csv").write_text(f"slide,x,y,attention,percentile\n{name},0,0,1,100\n")
+    for kind in ("heatmap", "patches"):
+        (tmp_path / "maps" / f"{name}.{kind}.png").write_bytes(content)
+    arguments = ["slides", "report", str(classes.folder / "north.json"), "--out", str(tmp_path / "report.html")]
+    result = CliRunner().invoke(app, [*arguments, "--heatmaps", str(tmp_path / "maps")])
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())
+
+
+def test_a_configuration_that_is_nested_too_deeply_is_refused(classes: Study, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "config.json").write_text('{"a":' * 100_000)
+    told = Study(tmp_path, classes.config).evaluate("north", code=2).output
+    assert "config.json: nested too deeply" in " ".join(told.split())
+
+
+def changed(study: Study, path: tuple[Any, ...], value: Any, *options: str) -> str:
+    """What the report says of the northern site's file with one value changed."""
+    study.evaluate("north", *options)
+    content = json.loads((study.folder / "north.json").read_text())
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (study.folder / "wrong.json").write_text(json.dumps(content))
+    told = " ".join(study.report("wrong", code=2).output.split())
+    assert "wrong.json" in told
+    return told
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("site",), "all sites", "is no site's name"),
+        (("min_cell",), 10, "confusion: a count below the file's own min_cell 10"),
+        (("confusion", "counts", 0), [3, 0, 0], "scores of class 0: expected"),
+        (("confusion", "counts", 0), [2**53, 0, 0], "expected 10000000 or fewer"),
+        (("scores", 0, "counts", 0, 0), 1, "scores of class 0: a count below the file's own min_cell 3"),
+        (("scores", 1, "counts", 0, 0), 500, "scores of class 1: expected"),
+        (("scores", 2, "grids", 0, 1), 7.0, "expected [(0.0, 1.0)]"),
+        (("pairs", 0, "counts"), [2**53, 0, 0], "pairs of class 0: expected"),
+        (("cuts",), [-1.0], "risk groups of classes"),
+    ],
+)
+def test_a_file_of_classes_has_to_agree_with_itself(
+    classes: Study, path: tuple[Any, ...], value: Any, words: str
+) -> None:
+    assert words in changed(classes, path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("cuts",), [float("nan")], "finite number"),
+        (("risk_sets", "counts", 0, 1, 0), 500, "expected as many"),
+        (("risk_sets", "counts", 0, 1, 0), 2**53, "expected 10000000 or fewer"),
+        (("risk_sets", "grids", 0, 1), 7.0, "expected [(0.0, 512.0)]"),
+        (("pairs", 0, "grids", 0, 0), -7.0, "expected [(-3.0, 0.0), (0.0, 512.0)]"),
+        (("scores",), [{}], "tables of classes"),
+    ],
+)
+def test_a_file_of_survival_has_to_agree_with_itself(
+    survival: Study, path: tuple[Any, ...], value: Any, words: str
+) -> None:
+    assert words in changed(survival, path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("pairs", 0, "counts"), [2**53, 0, 0], "9007199254740992 pairs of patients"),
+        (("risk_sets", "counts", 0, 1, 0), 1, "risk_sets: a count below the file's own min_cell 2"),
+    ],
+)
+def test_a_file_of_survival_keeps_its_least_count(
+    survival: Study, path: tuple[Any, ...], value: Any, words: str
+) -> None:
+    assert words in changed(survival, path, value, "--min-cell", "2")
+
+
 def test_a_site_that_comes_twice_is_refused(classes: Study) -> None:
     classes.evaluate("north")
     (classes.folder / "north2.json").write_bytes((classes.folder / "north.json").read_bytes())

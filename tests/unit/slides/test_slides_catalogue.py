@@ -50,6 +50,11 @@ def test_a_byte_order_mark_and_few_columns_are_fine(tmp_path: Path) -> None:
         (HEAD, "no slides"),
         (HEAD + "a.svs,,Smith,,,,\n", "line 2: slide_id is empty"),
         (HEAD + "a.svs,S,Smith,,,\n", "line 2: expected 7 cells"),
+        (HEAD + "~nosuchuser/a.svs,S,Smith,,,,\n", "line 2: slide: expected the path of a file"),
+        (
+            HEAD + "a\0.svs,S,Smith,,,,\n",
+            "line 2: slide: expected the path of a file|cannot be read",
+        ),  # the csv of 3.10
         (HEAD + "a.svs,S,Smith,,5,,\n", "line 2: expected both time and event"),
         (HEAD + "a.svs,S,Smith,,5,yes,\n", "line 2: event: expected 1"),
         (HEAD + "a.svs,S,Smith,,-5,1,\n", "line 2: time: expected 0 or more"),

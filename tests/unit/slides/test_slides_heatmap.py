@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from slide_files import small_encoder, tissue_picture, write_pyramid
 from typer.testing import CliRunner, Result
 
 from fedad_components.cli import app
-from fedad_components.fedsd.state import StateError
+from fedad_components.fedsd.state import StateError, read_tensors
 from fedad_components.files import write_tensors
 from fedad_components.mil.attention import HeatmapError, score_bag
 from fedad_components.mil.model import GatedAttentionMIL
@@ -174,7 +177,17 @@ def test_a_models_file_says_what_it_predicts(folder: Path, tmp_path: Path) -> No
     assert model.describe(torch.tensor([0.0, np.log(3.0)])) == "predicted tumour, probability 0.750"
     survival = replace(model, classes=())
     assert survival.describe(torch.zeros(2)) == "predicted risk -0.750, from -2 (low) to 0 (high)"
-    for metadata in ({"target": "{}"}, {"outputs": "3"}, {"in_features": "x"}):
+    for metadata in (
+        {"target": "{}"},
+        {"target": "[" * 100_000},
+        {"target": json.dumps(CLASSES | {"classes": "ab"})},
+        {"target": json.dumps(CLASSES | {"classes": ["a", "a"]})},
+        {"outputs": "3"},
+        {"in_features": "x"},
+        {"in_features": "-1"},
+        {"in_features": "9" * 30},
+        {"in_features": "9" * 5000},
+    ):
         state = model.module.state_dict()
         described = {"in_features": "6", "outputs": "2", "target": json.dumps(CLASSES)}
         write_tensors(tmp_path / "bad.safetensors", state, described | metadata)
@@ -186,6 +199,41 @@ def test_a_models_file_says_what_it_predicts(folder: Path, tmp_path: Path) -> No
     write_tensors(tmp_path / "bad.safetensors", state, described)
     with pytest.raises(StateError, match="6 features"):
         load_bag_model(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda tensor: tensor.double(), lambda tensor: tensor.half(), lambda tensor: tensor / 0]
+)
+def test_weights_that_no_job_exports_are_refused(
+    tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    save_model(tmp_path / "bad.safetensors")
+    tensors, metadata = read_tensors(tmp_path / "bad.safetensors")
+    write_tensors(tmp_path / "bad.safetensors", {name: change(tensor) for name, tensor in tensors.items()}, metadata)
+    with pytest.raises(StateError, match="expected finite tensors of float32"):
+        load_bag_model(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("key", ["encoder", "slide_mpp", "slide_size", "patch_size", "patch_mpp", "footprint"])
+@pytest.mark.parametrize("value", [None, "x", {"name": 3}])
+def test_features_that_do_not_say_how_they_were_prepared_are_refused(folder: Path, key: str, value: Any) -> None:
+    bag, model = next(load_bags(folder / "features")), load_bag_model(folder / "model.safetensors")
+    with pytest.raises(HeatmapError, match=rf"no usable {key}.*prepare it again"):
+        score_bag(bag._replace(metadata=bag.metadata | {key: value}), model)
+    with pytest.raises(HeatmapError, match=f"no usable {key}"):
+        score_bag(bag._replace(metadata={name: bag.metadata[name] for name in bag.metadata if name != key}), model)
+
+
+def test_pictures_are_written_nowhere_else(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "study")
+    index = tmp_path / "study" / "features" / "bags.json"
+    content = json.loads(index.read_text())
+    content["bags"][0]["slide"] = "../../outside"
+    index.write_text(json.dumps(content))
+    result = run(tmp_path / "study", tmp_path / "maps")
+    assert result.exit_code == 2
+    assert "bags.0.slide" in result.output
+    assert not list(tmp_path.rglob("outside*"))
 
 
 def test_a_scanners_slide(real_slides: Path, tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def two(tmp_path: Path) -> list[SlideEntry]:
 def test_features_are_those_of_a_slow_loop(two: list[SlideEntry], tmp_path: Path) -> None:
     account = run(two, tmp_path / "out")
     first, second = load_bags(tmp_path / "out")
-    assert read_index(tmp_path / "out").encoder == account.encoder == small_encoder().to_json()
+    listed = read_index(tmp_path / "out").encoder
+    assert listed is not None
+    assert listed.model_dump() == account.encoder == small_encoder().to_json()
     expected = [(x, y) for y in range(128, 512, 64) for x in range(128, 640, 64)]
     assert first.coordinates.tolist() == [list(corner) for corner in expected]
     assert len(second.coordinates) == 64
