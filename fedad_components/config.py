@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -337,6 +337,9 @@ class ExperimentConfig(Section):
     An algorithm adds its own sections, and overrides what it does otherwise; :mod:`fedad_components.algorithms` finds
     the class of a job's configuration.
     """
+
+    trains_on: ClassVar[str] = "images"
+    """As people write it."""
 
     seed: int = Field(0, ge=0, lt=2**63, description="every random stream of the experiment is derived from it")
     training: LocalTraining = Field(default_factory=LocalTraining)

@@ -16,7 +16,7 @@ from fedad_components.config import SILENT_MODES, ExperimentConfig
 from fedad_components.flare.site import SitePolicy
 from fedad_components.job_reader import Refusal, read_job
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
-from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
+from fedad_components.privacy.claim import PrivacyClaim, statement
 from fedad_components.privacy.plan import PlanError, sample_rate, steps_per_epoch
 from fedad_components.privacy.policy import PolicyRefused, Rule
 from fedad_components.wire import Reason
@@ -28,9 +28,11 @@ MEANINGS = {
     "config_digest": "SHA-256 of the job's configuration: server and site run the same one",
     "round": "number of the round",
     "n_samples": "images or bags that the site trained on: the weight of its update",
-    "losses": "a few numbers, means over the last local epoch and all images",
-    "events": "of survival, in round 0: how many training patients died in each cell of time; no small counts",
-    "validation": "how the round's model does on the validation patients: tables of counts; no small counts",
+    "losses": "a few numbers, means over the last local epoch and all images or bags",
+    "events": "of survival, in round 0: how many training patients had theirs in each cell of time; none of fewer "
+    "than counts.min_cell",
+    "validation": "how the round's model does on the validation patients, in every round: tables of counts, of which "
+    "confusion and pairs are exact and may be small",
     "claim": "the site's privacy guarantee so far, from public figures alone",
     "ledger_head": "hash over the site's privacy ledger, so that a ledger that was rolled back is noticed",
     "checkpoint": "the site's signed statement of the end of its compliance log: its name, number of events, a hash, "
@@ -144,6 +146,7 @@ class EgressPage:
     deployed: Mapping[str, tuple[str, ...]]
     tensors: tuple[Tensor, ...] = ()
     meta: Mapping[str, str] | None = None
+    counts: tuple[str, ...] = ()
     stays: tuple[str, ...] = ()
     claim: PrivacyClaim | None = None
     notes: tuple[str, ...] = ()
@@ -158,7 +161,7 @@ class EgressPage:
         """What may be said about the job's privacy."""
         if self.config is None:
             return ""
-        return STATEMENTS[self.config.privacy.mode].format(unit=self.config.privacy.unit)
+        return statement(self.config)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, every tensor listed."""
@@ -184,6 +187,7 @@ class EgressPage:
                 "bytes_per_round": self.bytes_per_round,
                 "bytes_total": self.bytes_per_round * (config.federation.rounds if config else 0),
                 "meta": dict(self.meta or {}),
+                "counts": list(self.counts),
                 "error_reasons": [reason.value for reason in Reason],
                 "error_rules": [rule.value for rule in Rule],
             },
@@ -224,6 +228,7 @@ def make_page(
         read.deployed,
         tensors=_tensors(config),
         meta=_meta(config),
+        counts=tuple(algorithm_of(config).counts(config)),
         stays=tuple(_stays(config)),
         claim=claim,
         notes=tuple(notes),
@@ -292,7 +297,7 @@ def _stays(config: ExperimentConfig) -> Iterator[str]:
     yield from algorithm_of(config).stays(config)
     yield from STAYS
     if config.privacy.mode in SILENT_MODES:
-        yield "the number of images, and every loss"
+        yield f"the number of {config.trains_on}, and every loss"
 
 
 def _plan(config: ExperimentConfig, units: int | None, policy: SitePolicy) -> tuple[PrivacyClaim | None, list[str]]:

@@ -105,6 +105,10 @@ class Algorithm(ABC, Generic[Config]):
     def open_site(self, config: Config, catalogue: Catalogue, cache_dir: str | Path) -> SiteData:
         """Open the data set that the job names."""
 
+    def counts(self, config: Config) -> Iterator[str]:
+        """What counts tell of patients, in words for a site's security officer; nothing if no counts leave."""
+        yield from ()
+
     @abstractmethod
     def stays(self, config: Config) -> Iterator[str]:
         """What does not leave a site, in words for its security officer."""

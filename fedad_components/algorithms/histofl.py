@@ -105,6 +105,31 @@ class HistoFL(Algorithm[HistoFLConfig]):
     def make_monitor(self, config: HistoFLConfig) -> FederatedValidation:
         return FederatedValidation(config)
 
+    def counts(self, config: HistoFLConfig) -> Iterator[str]:
+        least, counts = config.smallest_cell, config.counts
+        if least is None:
+            return
+        yield f"k = {least} patients (counts.min_cell)"
+        if config.surveys(0):
+            yield (
+                f"round 0: events of the training patients by time, in 2^{counts.time_depth} cells; those of fewer "
+                f"than k are joined or leave as 0"
+            )
+        yield "every other round: the validation patients' counts, of which the differences between rounds tell too"
+        if config.survival:
+            yield (
+                "pairs of patients in right order, wrong and tied: exact, also where they are few; none where fewer "
+                "than k patients are, or have an event"
+            )
+            return
+        yield (
+            f"scores of each class, in 2^{counts.score_depth} cells: those of fewer than k are joined; of a class with "
+            f"fewer than k patients nothing is told"
+        )
+        yield "confusion, true classes by predicted ones, of the other classes: exact, also where a cell is below k"
+        if config.tells_class_pairs:
+            yield "pairs of patients in right order, wrong and tied, of each class: exact, also where they are few"
+
     def stays(self, config: HistoFLConfig) -> Iterator[str]:
         yield "slides, features of patches, attention, file names, patients' pseudonyms, times, labels"
         yield "anything computed for a single patient"

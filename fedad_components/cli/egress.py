@@ -166,6 +166,11 @@ def print_page(page: EgressPage, kit: Path | None) -> None:
         words.add_row("or an error:", f"FLARE's code, and one of: {', '.join(reason.value for reason in Reason)}")
         words.add_row("", f"with a rule of the policy: {', '.join(rule.value for rule in Rule)}")
         _console.print(words)
+        if page.counts:
+            say("Counts of patients:")
+            for count in page.counts:
+                say(f"  {count}")
+            say("")
         ways = Table("path", Column("what FedAD does", overflow="fold"), title="Every way out of the site's processes")
         for way in PATHS:
             ways.add_row(way.name, way.fedad)

@@ -12,7 +12,7 @@ from fedad_components.config import SILENT_MODES, FedADConfig
 from fedad_components.evaluation.results import Evaluation
 from fedad_components.fedsd.model import has_small_stem
 from fedad_components.files import sha256_of
-from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
+from fedad_components.privacy.claim import PrivacyClaim, statement
 from fedad_components.records import RoundRecord, read_records
 
 EXTRACTOR, CONFIG = "extractor.safetensors", "config.json"
@@ -95,7 +95,7 @@ class JobResult:
     @property
     def statement(self) -> str:
         """What may be said about the mode of privacy, and no more."""
-        return STATEMENTS[self.config.privacy.mode].format(unit=self.config.privacy.unit)
+        return statement(self.config)
 
 
 def _sha256(path: Path) -> str:

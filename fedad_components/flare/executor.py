@@ -22,7 +22,7 @@ from fedad_components.flare.context import PRIVACY_PROP, data_kind, register_ten
 from fedad_components.flare.controller import TRAIN_TASK
 from fedad_components.flare.ingress import check_task
 from fedad_components.flare.site import SiteError, SitePaths, SitePolicy
-from fedad_components.privacy.claim import STATEMENTS
+from fedad_components.privacy.claim import statement
 from fedad_components.privacy.policy import PolicyRefused, PrivacyRules
 from fedad_components.tensors import decode, encode_update
 from fedad_components.wire import (
@@ -141,8 +141,7 @@ class FedADExecutor(Executor):
         meta = ResultMeta.model_validate({"config_digest": task.config_digest, "round": task.round, **trained.meta})
         self.log_info(
             fl_ctx,
-            f"round {task.round}: trained in {trained.seconds:.1f} s. "
-            f"{meta.claim or STATEMENTS[self._config.privacy.mode]}",
+            f"round {task.round}: trained in {trained.seconds:.1f} s. {meta.claim or statement(self._config)}",
         )
         update = encode_update(trained.theta_k, theta, self._config)
         content = meta.model_dump(mode="json", exclude_none=True)

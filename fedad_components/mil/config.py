@@ -7,7 +7,7 @@ as FedAD's is.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -148,6 +148,8 @@ class BagFederationConfig(FederationConfig):
 
 class HistoFLConfig(ExperimentConfig):
     """An experiment of HistoFL. Privacy, federation and seed are configured as FedAD's."""
+
+    trains_on: ClassVar[str] = "bags"
 
     algorithm: Literal["histofl"] = Field("histofl", description="what tells a job of HistoFL from one of FedAD")
     target: TargetConfig = Field(default_factory=TargetConfig)

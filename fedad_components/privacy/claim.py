@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from fedad_components.config import ExperimentConfig
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -20,6 +23,12 @@ STATEMENTS = {
     "hospital, for everyone but the server, which sees each hospital's clipped update and is trusted to add the noise.",
 }
 """The sentence to quote for each mode of ``privacy.mode``; ``{unit}`` is the privacy unit."""
+
+
+def statement(config: ExperimentConfig) -> str:
+    """The sentence to quote for a job's mode and unit, on what it trains on: images, or HistoFL's bags."""
+    text = STATEMENTS[config.privacy.mode].format(unit=config.privacy.unit)
+    return text.replace("images", config.trains_on).replace("Images", config.trains_on.capitalize())
 
 
 ACCOUNTANTS = {"unit": "PRV accountant", "record": "replace-one PRV accountant"}

@@ -22,10 +22,11 @@ from fedad_components.flare.channels import JOB_CHANNELS_ID
 from fedad_components.flare.egress import StrictEgress
 from fedad_components.flare.executor import FedADExecutor
 from fedad_components.flare.provision import JOB_CHANNELS, PRIVACY_SCOPE, harden, provision, read_project
-from fedad_components.flare.recipe import FedADRecipe, export_job
+from fedad_components.flare.recipe import FedADRecipe, HistoFLRecipe, export_job
 from fedad_components.flare.site import SitePaths, SitePolicy
 from fedad_components.imaging.catalogue import Catalogue
 from fedad_components.job_reader import LARGEST_FILE, SIGNATURES, printable
+from fedad_components.mil.config import HistoFLConfig
 from fedad_components.privacy.ledger import Entry, Ledger
 from fedad_components.privacy.plan import make_plan
 from fedad_components.tensors import encode, payload_bytes
@@ -96,6 +97,42 @@ def test_under_dp_no_count_and_no_loss_leaves_and_epsilon_is_planned(tmp_path: P
     assert shown.claim.epsilon_record == pytest.approx(plan.epsilon_record)
     text = shown.to_json()["privacy"]["planned_text"]
     assert all(word in text for word in ("bundle", "delta = 1e-05", "PRV accountant"))
+
+
+def test_a_job_of_histofl_says_which_counts_leave_from_how_many_patients_on(tmp_path: Path) -> None:
+    def shown(**sections: Any) -> EgressPage:
+        config = HistoFLConfig.parse({"model": {"in_features": 8}, **sections})
+        return page(export_job(HistoFLRecipe(config), tmp_path / f"job-{len(list(tmp_path.iterdir()))}"))
+
+    found = shown(counts={"min_cell": 7, "score_depth": 6})
+    text = "; ".join(found.to_json()["leaves"]["counts"])
+    assert all(word in text for word in ("k = 7", "2^6 cells", "every other round", "confusion", "below k", "pairs"))
+    assert "bags" in (found.meta or {})["n_samples"]
+    assert "Bags stayed" in found.statement
+    assert "images" not in found.statement.lower()
+    survival = "; ".join(shown(target={"kind": "survival"}).counts)
+    assert all(word in survival for word in ("k = 5", "round 0: events", "2^7 cells", "pairs"))
+    assert "confusion" not in survival
+    agreed = shown(target={"kind": "survival", "edges": [1.0, 2.0, 3.0]})
+    assert not any("round 0" in count for count in agreed.counts)
+    private = shown(privacy={"mode": "dp_sgd"}, federation={"rounds": 3})
+    assert private.counts == ()
+    assert "the number of bags, and every loss" in private.stays
+    assert "all bags of one patient" in private.statement
+    assert page(exported(tmp_path / "images")).counts == ()
+
+
+def test_the_command_prints_the_counts(tmp_path: Path) -> None:
+    config = HistoFLConfig.parse({"model": {"in_features": 8}, "counts": {"min_cell": 9}})
+    result = CliRunner().invoke(app, ["show", str(export_job(HistoFLRecipe(config), tmp_path))])
+    told = " ".join(result.stdout.split())
+    assert "Counts of patients: k = 9 patients (counts.min_cell)" in told
+    assert "no small counts" not in told
+
+
+@pytest.mark.parametrize("name", ["events", "validation"])
+def test_the_table_of_what_leaves_says_the_same_of_counts(name: str) -> None:
+    assert f"| `{name}` | {MEANINGS[name]} |" in SECURITY.read_text()
 
 
 def test_a_budget_that_the_plan_passes_is_noted(tmp_path: Path) -> None:
