@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import typer
 
 from fedad_components.algorithms import ALGORITHMS
 from fedad_components.cli import app
+from fedad_components.flare.site import SitePolicy
+from fedad_components.imaging.catalogue import Catalogue
 from fedad_components.wire import Reason
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +87,24 @@ def test_files_exist(page: str) -> None:
         assert (ROOT / name).exists(), f"{page} names {name}"
     for name in re.findall(r"`((?:fedsd|flare|imaging|worker|demo|evaluation)/[\w./]*)`", TEXTS[page]):
         assert (ROOT / "fedad_components" / name).exists(), f"{page} names {name}"
+
+
+YAML = [
+    (page, textwrap.dedent(block))
+    for page, text in TEXTS.items()
+    for block in re.findall(r"^ *```yaml\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), YAML, ids=[page for page, _ in YAML])
+def test_catalogues_and_policies_are_such(page: str, block: str, tmp_path: Path) -> None:
+    """As the site itself reads them: a rule in the wrong place would be refused there, not here."""
+    path = tmp_path / "site.yaml"
+    path.write_text(block, encoding="utf-8")
+    if re.search("^version:", block, re.MULTILINE):
+        assert Catalogue.load(path).data_sets
+    else:
+        assert SitePolicy.load(path).model_fields_set
 
 
 def messages_of_the_package() -> str:
