@@ -140,6 +140,17 @@ class ResultMeta(_Meta):
     )
 
 
+class SentMeta(ResultMeta):
+    """A result's meta as StrictEgress lets it out: with what no code but the filter's may write."""
+
+    counts_nonce: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{32}$",
+        description="random, beside counts: keys their digests in both ends' compliance logs, so that nobody can find "
+        "the counts by trying; it is in no log",
+    )
+
+
 CLAIM_TOLERANCE = 0.02
 """By how much a claim may lie below what the server computes: accountants round, and a site may have another build."""
 
@@ -169,13 +180,16 @@ def parse_meta(model: type[MetaModel], meta: Any) -> MetaModel:
         raise WireError(f"meta refused: {'; '.join(problems)}{more}") from None
 
 
-def parse_result_meta(meta: Any, config: ExperimentConfig) -> ResultMeta:
-    """Validate the meta of a result under an experiment's configuration.
+ResultModel = TypeVar("ResultModel", bound=ResultMeta)
+
+
+def parse_result_meta(meta: Any, config: ExperimentConfig, model: type[ResultModel]) -> ResultModel:
+    """Validate the meta of a result under an experiment's configuration; SentMeta is what the server gets.
 
     Raises:
         WireError: as :func:`parse_meta`, or if a field is there that the privacy mode keeps back, or lacks.
     """
-    parsed = parse_meta(ResultMeta, meta)
+    parsed = parse_meta(model, meta)
     if parsed.config_digest != config.digest():
         raise WireError("config_digest: trained under another configuration than this job's")
     mode = config.privacy.mode

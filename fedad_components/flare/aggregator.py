@@ -22,7 +22,7 @@ from fedad_components.flare.context import SENDER_PROP, data_kind, read_dxo
 from fedad_components.privacy.client_dp import clip_update, noise_sum
 from fedad_components.privacy.mechanism import secure_generator
 from fedad_components.tensors import check_tensors, decode, payload_bytes, wire_dtype
-from fedad_components.wire import Refusal, ResultMeta, WireError, parse_result_meta
+from fedad_components.wire import Refusal, ResultMeta, SentMeta, WireError, parse_result_meta
 
 
 @dataclass
@@ -98,7 +98,7 @@ class FedADAggregator(Aggregator):
         if site in current.accepted:
             raise WireError(f"the site has already answered in round {current.number}", Refusal.ANSWERED_TWICE)
         dxo = read_dxo(shareable, data_kind(current.config))
-        meta = parse_result_meta(dxo.meta, current.config)
+        meta = parse_result_meta(dxo.meta, current.config, SentMeta)
         if meta.round != current.number:
             raise WireError(f"it answers round {meta.round}, not round {current.number}", Refusal.OTHER_ROUND)
         most = current.config.federation.max_samples
@@ -116,7 +116,7 @@ class FedADAggregator(Aggregator):
                 peer=site,
                 round=current.number,
                 payload=payload(dxo.data),
-                counts=counts_of(meta),
+                counts=counts_of(meta, meta.counts_nonce),
             )
         current.mean.add(update, current.config.weight(meta.n_samples))
         current.accepted[site] = meta

@@ -6,8 +6,10 @@ happens that the log would have to show. FLARE's simulator and tests have no kit
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
+import secrets
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import sha256
@@ -37,11 +39,10 @@ from fedad_components.audit.payload import Tensor, describe
 from fedad_components.config import ExperimentConfig
 from fedad_components.flare.context import CONFIG_PROP
 from fedad_components.flare.site import SitePaths
+from fedad_components.wire import ResultMeta, WireError
 
 if TYPE_CHECKING:
     import torch
-
-    from fedad_components.wire import ResultMeta
 
 logger = logging.getLogger(__name__)
 
@@ -198,10 +199,24 @@ def payload(tensors: Mapping[str, torch.Tensor]) -> Payload:
     )
 
 
-def counts_of(meta: ResultMeta) -> dict[str, str] | None:
-    """The counts of patients in a result's meta, as both ends write them down; None where there are none."""
+def counts_nonce(meta: ResultMeta) -> str | None:
+    """A new key for :func:`counts_of`; None where the meta has no counts."""
+    return None if meta.events is None and meta.validation is None else secrets.token_hex(16)
+
+
+def counts_of(meta: ResultMeta, nonce: str | None) -> dict[str, str] | None:
+    """The counts of patients in a result's meta, as both ends write them down; None where there are none.
+
+    HMAC-SHA256: counts are so few that whoever reads a plain hash finds them by trying all.
+
+    Raises:
+        WireError: if there are counts, and no nonce, or the other way round.
+    """
     told = meta.model_dump(mode="json", include={"events", "validation"}, exclude_none=True)
-    return {name: sha256(canonical({name: value})).hexdigest() for name, value in told.items()} or None
+    if bool(told) != (nonce is not None):
+        raise WireError(f"counts_nonce: {'missing beside counts' if told else 'without counts'}")
+    key = bytes.fromhex(nonce or "")
+    return {name: hmac.digest(key, canonical({name: value}), "sha256").hex() for name, value in told.items()} or None
 
 
 class JobAudit(FLComponent):

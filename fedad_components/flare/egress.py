@@ -17,7 +17,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from fedad_components.audit.event import Kind, Outcome, Policy
 from fedad_components.audit.log import AuditError
 from fedad_components.files import sha256_of
-from fedad_components.flare.audit import Record, audit, counts_of, payload
+from fedad_components.flare.audit import Record, audit, counts_nonce, counts_of, payload
 from fedad_components.flare.channels import JOB_CHANNELS_ID, JobChannels
 from fedad_components.flare.context import (
     PRIVACY_PROP,
@@ -82,7 +82,8 @@ class StrictEgress(Filter):
                 _write_error(record, reply)
                 return reply
             tensors, meta = self._checked(shareable, fl_ctx)
-            _write_result(record, tensors, meta, fl_ctx)
+            nonce = counts_nonce(meta) if record.party else None
+            _write_result(record, tensors, meta, nonce, fl_ctx)
             meta = meta.model_copy(update={"checkpoint": record.checkpoint()})
         except Exception as error:
             text = str(error) if isinstance(error, (ValueError, AuditError)) else type(error).__name__
@@ -92,6 +93,8 @@ class StrictEgress(Filter):
                 record.note(Kind.RESULT_SENT, reason=EGRESS_REFUSED)
             raise EgressRefused("StrictEgress refused a result: the site's log says why") from None
         content = meta.model_dump(mode="json", exclude_none=True)
+        if nonce is not None:
+            content["counts_nonce"] = nonce
         size = sum(tensor.nbytes for tensor in tensors.values())
         channels.let_out(tensors.keys(), content, size)
         self._last_round = meta.round
@@ -113,7 +116,7 @@ class StrictEgress(Filter):
         only(shareable.get(ReservedHeaderKey.HEADERS) or {}, _RESULT_HEADERS, "header")
         only(shareable.get("DXO") or {}, _DXO_KEYS, "DXO field")
         dxo = read_dxo(shareable, data_kind(config))
-        meta = parse_result_meta(dxo.meta, config)
+        meta = parse_result_meta(dxo.meta, config, ResultMeta)
         if meta.checkpoint is not None:
             raise EgressRefused("it brings a checkpoint of the compliance log, which StrictEgress alone writes")
         if meta.round >= config.federation.rounds:
@@ -127,7 +130,9 @@ class StrictEgress(Filter):
         return {name: dxo.data[name].detach().clone(memory_format=torch.contiguous_format) for name in spec}, meta
 
 
-def _write_result(record: Record, tensors: dict[str, Any], meta: ResultMeta, fl_ctx: FLContext) -> None:
+def _write_result(
+    record: Record, tensors: dict[str, Any], meta: ResultMeta, nonce: str | None, fl_ctx: FLContext
+) -> None:
     if record.party is None:  # spares the hash
         return
     policy = SitePaths.from_context(fl_ctx).policy
@@ -138,7 +143,7 @@ def _write_result(record: Record, tensors: dict[str, Any], meta: ResultMeta, fl_
         peer=record.party.server,
         round=meta.round,
         payload=payload(tensors),
-        counts=counts_of(meta),
+        counts=counts_of(meta, nonce),
         policy=Policy(
             filters=[type(item).__name__ for item in filters],
             digest=sha256_of(policy) if policy.exists() else None,

@@ -61,8 +61,8 @@ PROTECTED = {"config_digest": PRIVATE.digest(), "round": 3, "claim": CLAIM, "led
 
 
 def test_each_mode_has_its_own_meta() -> None:
-    assert parse_result_meta(RESULT, PLAIN).n_samples == 5
-    parsed = parse_result_meta(PROTECTED, PRIVATE)
+    assert parse_result_meta(RESULT, PLAIN, ResultMeta).n_samples == 5
+    parsed = parse_result_meta(PROTECTED, PRIVATE, ResultMeta)
     assert parsed.claim is not None
     assert parsed.claim.epsilon_unit == 1.4
     assert parsed.n_samples is parsed.losses is None
@@ -94,7 +94,7 @@ def test_each_mode_has_its_own_meta() -> None:
 )
 def test_a_result_says_what_its_mode_allows_and_no_more(config: FedADConfig, meta: dict, key: str) -> None:
     with pytest.raises(WireError, match=key.replace(".", r"\.")):
-        parse_result_meta(meta, config)
+        parse_result_meta(meta, config, ResultMeta)
 
 
 def test_a_rule_is_of_the_vocabulary_and_a_site_key_is_no_name() -> None:
