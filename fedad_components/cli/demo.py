@@ -14,11 +14,19 @@ from fedad_components.cli.messages import complain
 
 EPILOG = (
     "Examples:  fedad demo --out demo-out  |  fedad demo --out private-out --privacy dp_sgd  |  "
-    "FEDAD_DATA=/data fedad demo --out wbc-out --data wbc --rounds 10 --image-size 96"
+    "FEDAD_DATA=/data fedad demo --out wbc-out --data wbc --rounds 10 --image-size 96  |  "
+    "fedad demo --out slides-out --job histofl"
 )
 DATA_VARIABLE = "FEDAD_DATA"
 
 _console = Console()
+
+
+class Job(str, Enum):
+    """Jobs that the demo can show."""
+
+    FEDAD = "fedad"
+    HISTOFL = "histofl"
 
 
 class Privacy(str, Enum):
@@ -37,10 +45,17 @@ class Data(str, Enum):
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for kits, logs, result and report; new or empty.")],
+    job: Annotated[
+        Job,
+        typer.Option(help="histofl: slides with planted nuclei at three hospitals, to heatmaps; needs the extra wsi."),
+    ] = Job.FEDAD,
     data: Annotated[
         Data, typer.Option(help="embedded: images that come with the package; wbc: $FEDAD_DATA/wbc, five laboratories.")
     ] = Data.EMBEDDED,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of the experiment.")] = 4,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Rounds of the experiment; default: 4, of histofl at most 12."),
+    ] = None,
     image_size: Annotated[int, typer.Option(min=32, max=512, help="Side of a view in pixels.")] = 96,
     privacy: Annotated[
         Privacy,
@@ -53,26 +68,36 @@ def demo(
     Provisions the kits, registers each hospital's images, submits the job
     with the operator's kit, shows its progress, downloads the result and
     probes the extractor on a hospital that took no part in training.
+    --job histofl: prepares slides at three hospitals, whose labels are made
+    up, trains on them, evaluates test patients and draws heatmaps.
 
-    Writes summary.json, report.html and extractor.safetensors, and stops
-    everything, also on Ctrl-C. Needs no network. The default takes a few
-    minutes on 2 cores.
+    Writes summary.json, report.html and the model, and stops everything,
+    also on Ctrl-C. Needs no network. Either job takes a few minutes on 2
+    cores.
     """
-    from fedad_components.demo.run import DemoError, DemoOptions, run_demo
+    from fedad_components.demo.steps import DemoError
 
     root = os.environ.get(DATA_VARIABLE)
     if data is Data.WBC and not root:
         raise typer.BadParameter(f"set {DATA_VARIABLE} to the folder that holds wbc/", param_hint="--data wbc")
     try:
-        options = DemoOptions(
-            out, data.value, rounds, image_size, seed, Path(root) / "wbc" if root else None, privacy.value
-        )
-        summary = run_demo(options, _console)
+        if job is Job.HISTOFL:
+            from fedad_components.demo.histofl import SlidesOptions, run_slides_demo
+
+            if data is not Data.EMBEDDED or privacy is not Privacy.NONE:
+                raise DemoError("--job histofl: expected neither --data nor --privacy, which are the FedAD demo's")
+            status = run_slides_demo(SlidesOptions(out, rounds or 12, seed), _console).status
+        else:
+            from fedad_components.demo.run import DemoOptions, run_demo
+
+            place = Path(root) / "wbc" if root else None
+            options = DemoOptions(out, data.value, rounds or 4, image_size, seed, place, privacy.value)
+            status = run_demo(options, _console).status
     except DemoError as error:
         complain(error)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         _console.print("interrupted: every process of the demo is stopped")
         raise typer.Exit(130) from None
-    if summary.status != "FINISHED:COMPLETED":
+    if status != "FINISHED:COMPLETED":
         raise typer.Exit(1)

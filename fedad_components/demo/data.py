@@ -192,7 +192,7 @@ def _packaged(package: str, name: str) -> Traversable:
     return file
 
 
-def _picture(package: str, name: str) -> npt.NDArray[np.uint8]:
+def packaged_picture(package: str, name: str) -> npt.NDArray[np.uint8]:
     with _packaged(package, name).open("rb") as file, Image.open(file) as image:
         return np.asarray(image.convert("RGB"))
 
@@ -203,12 +203,12 @@ def _dicom(name: str) -> pydicom.Dataset:
 
 
 def _histology(folder: Path, generator: np.random.Generator) -> None:
-    slide = _picture("fedad_components", "demo/assets/CMU-1-Small-Region.svs")
+    slide = packaged_picture("fedad_components", "demo/assets/CMU-1-Small-Region.svs")
     write_png(folder, draw(textured(list(tiles(slide, 128, 128)), least=20), SITE_IMAGES, generator))
 
 
 def _ophthalmology(folder: Path, generator: np.random.Generator) -> None:
-    fundus = _picture("skimage", "data/retina.jpg")
+    fundus = packaged_picture("skimage", "data/retina.jpg")
     inside = (140, 140, 1270, 1270)  # the field of view, without most of the black mask
     write_png(folder, draw(list(tiles(fundus, 128, 80, inside)), SITE_IMAGES, generator))
 
@@ -244,7 +244,7 @@ _HOSPITALS: dict[str, Callable[[Path, np.random.Generator], None]] = {
 
 def _immunohistochemistry(folder: Path) -> Unseen:
     """Left half: the probe's training; right half: its test. The label is a property of the pixels, no diagnosis."""
-    image = _picture("skimage", "data/ihc.png")
+    image = packaged_picture("skimage", "data/ihc.png")
     dab = rgb2hed(image)[..., 2]  # optical density of the DAB stain, by colour deconvolution (Ruifrok 2001)
     halves = {"train": (0, 0, 256, 512), "test": (256, 0, 512, 512)}
     stain = {half: [float(tile.mean()) for tile in tiles(dab, 64, 32, box)] for half, box in halves.items()}

@@ -1,4 +1,4 @@
-"""The demo: a federation from provisioning to the probe, on this machine, and nothing left running afterwards."""
+"""``fedad demo``: FedAD from provisioning to the probe, on this machine."""
 
 from __future__ import annotations
 
@@ -11,34 +11,24 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 from rich.console import Console
 from torch import nn
 
-from fedad_components import records
 from fedad_components.algorithms.fedad import FedAD
 from fedad_components.config import ConfigError, FedADConfig
 from fedad_components.demo.data import DemoData, DemoDataError, Labelled, prepare_embedded, prepare_wbc
-from fedad_components.demo.federation import Federation, FederationError
 from fedad_components.demo.report import write_report
+from fedad_components.demo.steps import REPORT_FILE, SUMMARY_FILE, DemoError, Hospital, federate, new_folder, say
 from fedad_components.demo.summary import UNTRAINED, Summary, build_summary
 from fedad_components.evaluation.features import extract_features
 from fedad_components.evaluation.probe import ProbeResult, linear_probe
 from fedad_components.fedsd.model import build_extractor
 from fedad_components.fedsd.state import load_extractor
-from fedad_components.files import write_atomic
-from fedad_components.flare.controller import STATS_GROUP
-from fedad_components.flare.persistor import RESULTS_DIR
-from fedad_components.flare.provision import KitError
-from fedad_components.flare.recipe import FedADRecipe, export_job
+from fedad_components.flare.recipe import FedADRecipe
 from fedad_components.imaging.cache import cache_side
-from fedad_components.imaging.catalogue import VERSION as CATALOGUE_VERSION
 from fedad_components.imaging.catalogue import DataSet
 from fedad_components.imaging.ingest import ingest
-from fedad_components.records import RoundRecord, read_records
-
-SUMMARY_FILE = "summary.json"
-REPORT_FILE = "report.html"
+from fedad_components.records import RoundRecord
 
 DECLARED_UNITS = {"embedded": 16, "wbc": 128}
 """Bundles that each hospital's catalogue declares: about eight images each. A demo's choice, too few for a real one."""
@@ -46,10 +36,6 @@ UNITS_PER_STEP = 4
 SIGMA = 1.0
 STRICT_SIGMA = 4.0
 """What the policy of the last hospital asks for: it refuses the job, and the others go on without it."""
-
-
-class DemoError(RuntimeError):
-    """A demo that could not run; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -98,45 +84,22 @@ def run_demo(options: DemoOptions, console: Console) -> Summary:
     """
     started = time.monotonic()
     config = options.config()
-    out = options.out.resolve()
-    if out.exists() and any(out.iterdir()):
-        raise DemoError(f"{out} is not empty: choose a new folder, or remove it")
-    out.mkdir(parents=True, exist_ok=True)
+    out = new_folder(options.out)
+    say(console, f"1. images ({options.data})")
     try:
-        console.print(f"1. images ({options.data})", highlight=False)
         data = _prepare(options, out / "data")
-        console.print(f"2. kits for a server, {len(data.sites)} hospitals and an operator", highlight=False)
-        with Federation(out / "federation", sites=list(data.sites)) as federation:
-            for site, entry in data.sites.items():
-                units = {"units": DECLARED_UNITS[options.data]} if options.privacy == "dp_sgd" else {}
-                _register(federation.site_paths(site).catalogue, config.federation.data_set, entry | units)
-            if options.privacy == "dp_sgd":
-                strict = {"required_mode": "dp_sgd", "min_noise_multiplier": STRICT_SIGMA}
-                federation.set_policy(list(data.sites)[-1], privacy=strict)
-            console.print("3. starting them: FLARE processes, mutual TLS over loopback", highlight=False)
-            federation.start()
-            job = export_job(FedADRecipe(config), out / "jobs")
-            job_id = federation.submit(job)
-            console.print(f"4. job {job_id} submitted with the operator's kit", highlight=False)
-            console.print("   the first round takes a minute or two: each site starts PyTorch", style="dim")
-            progress = _Progress(federation, job_id, config, console)
-            status = federation.wait(job_id, timeout=600 + 600 * options.rounds, on_poll=progress)
-            console.print(f"5. {status}; downloading the result", highlight=False)
-            results = _download(federation, job_id, out / "result")
-            if status != "FINISHED:COMPLETED":
-                console.print(federation.server_log(job_id)[-2000:], highlight=False, markup=False)
-    except (DemoDataError, FederationError, KitError) as error:
+    except DemoDataError as error:
         raise DemoError(str(error)) from error
-    rounds = read_records(results / records.FILE_NAME) if results else []
+    done = federate(out, FedADRecipe(config), _hospitals(options, data), console, _told)
     probe = None
-    if results and rounds:
-        console.print(f"6. linear probe on {data.unseen.site}, which no hospital has seen", highlight=False)
-        shutil.copyfile(results / FedAD.model_file, out / FedAD.model_file)
+    if done.results and done.rounds:
+        say(console, f"6. linear probe on {data.unseen.site}, which no hospital has seen")
+        shutil.copyfile(done.results / FedAD.model_file, out / FedAD.model_file)
         probe = _probe(config, out / FedAD.model_file, data, out / "data" / "cache")
     summary = build_summary(
-        rounds,
-        status=status,
-        job_id=job_id,
+        done.rounds,
+        status=done.status,
+        job_id=done.job_id,
         data=data,
         config=config,
         probe=probe,
@@ -147,14 +110,23 @@ def run_demo(options: DemoOptions, console: Console) -> Summary:
     write_report(summary, out / REPORT_FILE)
     if probe:
         untrained = probe.references[UNTRAINED]
-        console.print(
+        say(
+            console,
             f"   {probe.label}: macro F1 {probe.f1:.3f} (untrained {untrained.f1:.3f}), {probe.n_test} test images",
-            highlight=False,
         )
     for site, claim in summary.privacy.sites.items():
-        console.print(f"   {site}: {claim}", highlight=False, soft_wrap=True)
-    console.print(f"7. done in {summary.wall_s:.0f} s. Report: {out / REPORT_FILE}", highlight=False, soft_wrap=True)
+        say(console, f"   {site}: {claim}")
+    say(console, f"7. done in {summary.wall_s:.0f} s. Report: {out / REPORT_FILE}")
     return summary
+
+
+def _hospitals(options: DemoOptions, data: DemoData) -> dict[str, Hospital]:
+    """Under dp_sgd with declared units, and the last one with a policy that the job is below."""
+    private = options.privacy == "dp_sgd"
+    units = {"units": DECLARED_UNITS[options.data]} if private else {}
+    strict = {"privacy": {"required_mode": "dp_sgd", "min_noise_multiplier": STRICT_SIGMA}} if private else {}
+    last = list(data.sites)[-1]
+    return {site: Hospital(entry | units, strict if site == last else {}) for site, entry in data.sites.items()}
 
 
 def _privacy_notes(options: DemoOptions, sites: list[str]) -> list[str]:
@@ -173,22 +145,6 @@ def _prepare(options: DemoOptions, folder: Path) -> DemoData:
     if options.data == "wbc" and options.data_dir:
         return prepare_wbc(options.data_dir, folder, options.seed)
     raise DemoError(f"--data {options.data}: expected embedded, or wbc with the folder of its images")
-
-
-def _register(catalogue: Path, data_set: str, entry: dict[str, Any]) -> None:
-    _write_yaml(catalogue, {"version": CATALOGUE_VERSION, "data_sets": {data_set: entry}})
-
-
-def _write_yaml(path: Path, content: dict[str, Any]) -> None:
-    write_atomic(path, yaml.safe_dump(content, sort_keys=False).encode("utf-8"))
-
-
-def _download(federation: Federation, job_id: str, dest: Path) -> Path | None:
-    """The folder with ``rounds.jsonl`` in the downloaded result; None if the job did not finish a round."""
-    dest.mkdir(exist_ok=True)
-    federation.download(job_id, dest)
-    found = next(dest.rglob(f"{RESULTS_DIR}/{records.FILE_NAME}"), None)
-    return found.parent if found else None
 
 
 def _probe(config: FedADConfig, extractor: Path, data: DemoData, cache_dir: Path) -> ProbeResult:
@@ -219,53 +175,7 @@ def _pixels(split: Labelled, name: str, cache_dir: Path, config: FedADConfig) ->
     return np.stack([cached.images[row[path]] for path in paths])
 
 
-class _Progress:
-    """Prints a line for each finished round, from what FLARE's ``show_stats`` tells the operator."""
-
-    def __init__(self, federation: Federation, job_id: str, config: FedADConfig, console: Console) -> None:
-        self._federation, self._job_id, self._config, self._console = federation, job_id, config, console
-        self._printed = 0
-        self._line = ""
-
-    def __call__(self, status: str) -> None:
-        if status != "RUNNING":
-            self._say(f"   {status.lower()}")
-            return
-        stats = self._stats()
-        for record in map(RoundRecord.model_validate, stats.get("records", [])[self._printed :]):
-            # Not as Rich's markup, which would take a refusal in its brackets for a style.
-            line = _round_line(record, self._config.federation.rounds)
-            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
-            self._printed += 1
-        if targets := stats.get("targets"):
-            self._say(
-                f"   round {_of(stats['current_round'], stats['rounds'])}: lambda_t {stats['lambda_t']:.3f}, "
-                f"{len(stats['answered'])} of {len(targets)} sites answered"
-            )
-
-    def _say(self, line: str) -> None:
-        if line != self._line and self._console.is_terminal:
-            self._console.print(line, style="dim", highlight=False)
-        self._line = line
-
-    def _stats(self) -> dict[str, Any]:
-        try:
-            reply = self._federation.session().show_stats(self._job_id, "server")
-        except Exception:  # a job that starts or ends has no stats; FLARE raises several kinds then
-            return {}
-        return reply.get("server", {}).get(STATS_GROUP, {})
-
-
-def _of(number: int, rounds: int) -> str:
-    """A round by its number, from 0 as everywhere else, and the last one."""
-    return f"{number} of 0-{rounds - 1}"
-
-
-def _round_line(record: RoundRecord, rounds: int) -> str:
+def _told(record: RoundRecord) -> str:
     losses = "  ".join(f"{site} {loss.total:.3f}" for site, loss in record.losses.items() if loss.total is not None)
     told = f"loss {losses}" if losses else f"{len(record.participants)} updates, without losses or counts"
-    refused = "".join(f"  [{site}: {reason}]" for site, reason in record.refused.items())
-    return (
-        f"   round {_of(record.round, rounds)}: lambda_t {record.lambda_t:.3f}, Delta {record.instability:.4f}, "
-        f"{record.seconds:.0f} s; {told}{refused}"
-    )
+    return f"lambda_t {record.lambda_t:.3f}, Delta {record.instability:.4f}, {record.seconds:.0f} s; {told}"

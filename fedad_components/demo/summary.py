@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedad_components.atsa import ATSA
 from fedad_components.benchmark.results import LEARNT_BELOW
-from fedad_components.config import SILENT_MODES, FedADConfig
+from fedad_components.config import SILENT_MODES, ExperimentConfig, FedADConfig
 from fedad_components.demo.data import DemoData
 from fedad_components.evaluation.probe import ProbeResult
 from fedad_components.files import write_atomic
@@ -54,46 +54,52 @@ class UnseenSite(BaseModel):
     description: str = Field(description="what the label is, and how training and test are kept apart")
 
 
-class Summary(BaseModel):
-    """One demo. Lists over rounds have one element for each finished round, in order."""
+class JobSummary(BaseModel):
+    """What the demos of all jobs tell. Lists over rounds have one element for each finished round, in order."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     status: str = Field(description="FLARE's job status, e.g. FINISHED:COMPLETED")
     job_id: str | None = Field(description="FLARE's job id; None if the job was never accepted")
     experiment: str
-    data: str = Field(description="embedded or wbc")
     seed: int
     config_digest: str = Field(description="SHA-256 of the configuration's canonical JSON")
     config: dict[str, Any] = Field(description="the whole configuration, defaults written out")
     sites: list[str]
     n_samples: dict[str, int] = Field(
-        description="site -> images it trained on, as it reported; empty where the privacy mode keeps that at the site"
+        description="site -> images or bags it trained on, as it reported; empty where the privacy mode keeps that at "
+        "the site"
     )
     rounds: int = Field(description="finished rounds")
     rounds_planned: int
     participants: list[list[str]] = Field(description="per round: sites whose update is in the aggregate")
     refused: list[dict[str, str]] = Field(description="per round: site -> why its update is not in the aggregate")
-    lambda_t: list[float] = Field(description="per round: lambda that the sites used")
-    instability: list[float] = Field(description="per round: Delta, Eq. 5")
-    phase: list[str] = Field(description="per round: exploration or enforcement")
     losses: list[dict[str, Losses]] = Field(description="per round: site -> losses of its last local epoch")
-    contrastive_at_chance: float = Field(
-        description="ln(2N - 1), Eq. 2 where nothing has been learnt, N the batch size"
-    )
     round_seconds: list[float]
     bytes_sent: dict[str, int] = Field(description="site -> bytes of all the tensors that it sent")
-    unseen: UnseenSite
-    probe: ProbeResult | None = Field(description="None if there was no model to probe")
-    privacy: Privacy
     notes: list[str] = Field(description="what a reader must know to judge the numbers")
     versions: dict[str, str] = Field(description="software -> version")
     finished_at: str = Field(description="UTC, ISO 8601")
-    wall_s: float = Field(description="seconds for the whole demo, from provisioning to the probe")
+    wall_s: float = Field(description="seconds for the whole demo, from provisioning to the last result")
 
     def write(self, path: str | Path) -> None:
         """Write JSON, atomically."""
         write_atomic(path, (self.model_dump_json(indent=2) + "\n").encode("utf-8"))
+
+
+class Summary(JobSummary):
+    """One demo of FedAD."""
+
+    data: str = Field(description="embedded or wbc")
+    lambda_t: list[float] = Field(description="per round: lambda that the sites used")
+    instability: list[float] = Field(description="per round: Delta, Eq. 5")
+    phase: list[str] = Field(description="per round: exploration or enforcement")
+    contrastive_at_chance: float = Field(
+        description="ln(2N - 1), Eq. 2 where nothing has been learnt, N the batch size"
+    )
+    unseen: UnseenSite
+    probe: ProbeResult | None = Field(description="None if there was no model to probe")
+    privacy: Privacy
 
     @classmethod
     def load(cls, path: str | Path) -> Summary:
@@ -124,44 +130,71 @@ def build_summary(
     Raises:
         SummaryError: if a record is of another round than its position says, or names a site that the demo has not.
     """
-    sites = list(data.sites)
+    return Summary(
+        **job_fields(
+            records,
+            status=status,
+            job_id=job_id,
+            sites=list(data.sites),
+            config=config,
+            wall_s=wall_s,
+            notes=[*notes, *_atsa_note(records, config), *_learning_notes(records, config, probe)],
+        ),
+        data=data.name,
+        lambda_t=[record.lambda_t for record in records],
+        instability=[record.instability for record in records],
+        phase=[record.phase for record in records],
+        contrastive_at_chance=math.log(2 * config.training.batch_size - 1),
+        unseen=UnseenSite(site=data.unseen.site, label=data.unseen.label, description=data.unseen.description),
+        probe=probe,
+        privacy=_privacy(records, config),
+    )
+
+
+def job_fields(
+    records: Sequence[RoundRecord],
+    *,
+    status: str,
+    job_id: str | None,
+    sites: Sequence[str],
+    config: ExperimentConfig,
+    wall_s: float,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """The fields of :class:`JobSummary`.
+
+    Raises:
+        SummaryError: if a record is of another round than its position says, or names a site that the demo has not.
+    """
     for number, record in enumerate(records):
         if record.round != number:
             raise SummaryError(f"the record of round {number} is missing: found that of round {record.round} instead")
         if strangers := sorted({*record.participants, *record.refused} - set(sites)):
             raise SummaryError(f"round {number} names sites that are not in this demo: {', '.join(strangers)}")
-    return Summary(
-        status=status,
-        job_id=job_id,
-        experiment=config.federation.experiment,
-        data=data.name,
-        seed=config.seed,
-        config_digest=config.digest(),
-        config=config.to_json(),
-        sites=sites,
-        n_samples=_image_counts(records, sites, config),
-        rounds=len(records),
-        rounds_planned=config.federation.rounds,
-        participants=[record.participants for record in records],
-        refused=[record.refused for record in records],
-        lambda_t=[record.lambda_t for record in records],
-        instability=[record.instability for record in records],
-        phase=[record.phase for record in records],
-        losses=[record.losses for record in records],
-        contrastive_at_chance=math.log(2 * config.training.batch_size - 1),
-        round_seconds=[record.seconds for record in records],
-        bytes_sent={site: sum(record.bytes.get(site, 0) for record in records) for site in sites},
-        unseen=UnseenSite(site=data.unseen.site, label=data.unseen.label, description=data.unseen.description),
-        probe=probe,
-        privacy=_privacy(records, config),
-        notes=[*notes, *_atsa_note(records, config), *_learning_notes(records, config, probe)],
-        versions=_versions(),
-        finished_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        wall_s=wall_s,
-    )
+    return {
+        "status": status,
+        "job_id": job_id,
+        "experiment": config.federation.experiment,
+        "seed": config.seed,
+        "config_digest": config.digest(),
+        "config": config.to_json(),
+        "sites": list(sites),
+        "n_samples": _sample_counts(records, sites, config),
+        "rounds": len(records),
+        "rounds_planned": config.federation.rounds,
+        "participants": [record.participants for record in records],
+        "refused": [record.refused for record in records],
+        "losses": [record.losses for record in records],
+        "round_seconds": [record.seconds for record in records],
+        "bytes_sent": {site: sum(record.bytes.get(site, 0) for record in records) for site in sites},
+        "notes": list(notes),
+        "versions": _versions(),
+        "finished_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "wall_s": wall_s,
+    }
 
 
-def _image_counts(records: Sequence[RoundRecord], sites: Sequence[str], config: FedADConfig) -> dict[str, int]:
+def _sample_counts(records: Sequence[RoundRecord], sites: Sequence[str], config: ExperimentConfig) -> dict[str, int]:
     if config.privacy.mode in SILENT_MODES:
         return {}
     return {site: max((record.n_samples.get(site, 0) for record in records), default=0) for site in sites}

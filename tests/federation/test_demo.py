@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,7 +19,9 @@ from safetensors.torch import load_file
 from support import heed_interrupts
 from torchvision.models import resnet18
 
+from fedad_components.demo.slides import planted_share
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
+from fedad_components.slides.catalogue import load_catalogue
 
 pytestmark = pytest.mark.federation
 
@@ -100,6 +104,42 @@ def test_the_private_demo_states_its_guarantee(tmp_path: Path) -> None:
     assert "Privacy: dp_sgd" in (out / "report.html").read_text()
 
 
+def test_the_slides_demo_finds_what_was_planted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [FEDAD, "demo", "--job", "histofl", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The labels are made up" in done.stdout
+    assert "validation AUC" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert processes_in(out) == []
+
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["participants"] == [sorted(summary["sites"])] * summary["rounds"]
+    assert summary["config"]["counts"]["min_cell"] == 2
+    assert all(validation["patients"] == 12 for validation in summary["validation"])
+    best = max(validation["auc"] for validation in summary["validation"])
+    assert summary["validation"][summary["best_round"]]["auc"] == best
+    assert summary["test"]["federated"]["all sites"]["AUC within sites"] > 0.85
+    assert len(summary["planted"]) == 6
+    planted = np.mean([slide["percentile_planted"] for slide in summary["planted"]])
+    assert planted > np.mean([slide["percentile_others"] for slide in summary["planted"]]) + 10
+
+    site = summary["sites"][0]
+    files = {entry.slide: entry.path for entry in load_catalogue(out / "data" / site / "slides.csv")}
+    rows = list(csv.DictReader((out / "heatmaps" / "scores.csv").read_text().splitlines()))
+    ranks: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows:
+        mask = out / "data" / site / "planted" / f"{files[row['slide']].stem}.npy"
+        inside = planted_share(mask, np.array([[int(row["x"]), int(row["y"])]]), 128)[0] >= 0.5
+        ranks[bool(inside)].append(float(row["percentile"]))
+    assert len({row["slide"] for row in rows}) == 2
+    assert np.mean(ranks[True]) > np.mean(ranks[False]) + 10
+    report = (out / "report.html").read_text()
+    assert "The labels are made up" in report
+    assert 'src="http' not in report
+
+
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     done = subprocess.run(
@@ -110,10 +150,32 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_demo_leaves_no_process(tmp_path: Path, number: int) -> None:
+def test_the_slides_demo_says_what_to_install_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "openslide.py").write_text("raise ImportError('not here')")
+    done = subprocess.run(
+        [FEDAD, "demo", "--job", "histofl", "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert "pip install 'fedad[wsi]'" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, ["--rounds", "50", "--image-size", "32"]),
+        (signal.SIGTERM, ["--rounds", "50", "--image-size", "32"]),
+        (signal.SIGINT, ["--job", "histofl"]),
+    ],
+)
+def test_a_stopped_demo_leaves_no_process(tmp_path: Path, number: int, words: list[str]) -> None:
     out = tmp_path / "out"
-    command = [FEDAD, "demo", "--out", str(out), "--rounds", "50", "--image-size", "32"]
+    command = [FEDAD, "demo", "--out", str(out), *words]
     with open(tmp_path / "console", "w") as console:
         demo = subprocess.Popen(
             command,
@@ -123,7 +185,7 @@ def test_a_stopped_demo_leaves_no_process(tmp_path: Path, number: int) -> None:
             preexec_fn=heed_interrupts,
         )
     try:
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 400  # of slides, which are prepared first
         while "submitted" not in (tmp_path / "console").read_text():
             assert demo.poll() is None, (tmp_path / "console").read_text()
             assert time.monotonic() < deadline
