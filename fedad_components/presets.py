@@ -15,5 +15,5 @@ PRESETS: Mapping[PresetName, Mapping[str, Mapping[str, Any]]] = {
         "views": {"hue": 0.1, "crop_scale_min": 0.3, "stain_jitter": 0.4},
     },
 }
-"""Sections of the configuration. ``paper``: the defaults. ``recommended``: what docs/experiments.md supports, which is a
-private head, a stain jitter and milder views, without teacher and orthogonality."""
+"""Sections of the configuration. ``paper``: the defaults. ``recommended``: what docs/experiments.md supports: a private
+head, a stain jitter and milder views, without teacher and orthogonality."""
