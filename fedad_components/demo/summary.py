@@ -18,7 +18,7 @@ from fedad_components.config import SILENT_MODES, ExperimentConfig, FedADConfig
 from fedad_components.demo.data import DemoData
 from fedad_components.evaluation.probe import ProbeResult
 from fedad_components.files import write_atomic
-from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
+from fedad_components.privacy.claim import PrivacyClaim, statement
 from fedad_components.records import Losses, RoundRecord
 
 UNTRAINED = "untrained extractor"
@@ -207,7 +207,7 @@ def _privacy(records: Sequence[RoundRecord], config: FedADConfig) -> Privacy:
         claims |= record.claims
     return Privacy(
         mode=config.privacy.mode,
-        statement=STATEMENTS[config.privacy.mode].format(unit=config.privacy.unit),
+        statement=statement(config),
         sites=dict(sorted(claims.items())),
         hospitals=records[-1].global_claim if records else None,
     )
