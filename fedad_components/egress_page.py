@@ -37,8 +37,10 @@ MEANINGS = {
     "ledger_head": "hash over the site's privacy ledger, so that a ledger that was rolled back is noticed",
     "checkpoint": "the site's signed statement of the end of its compliance log: its name, number of events, a hash, "
     "the time, its certificate",
+    "counts_nonce": "random, beside counts: keys their digests in the compliance logs, so that nobody finds them by "
+    "trying",
 }
-"""What each field of a result's meta says; tests hold it against ``wire.ResultMeta``."""
+"""What each field of a result's meta says; tests hold it against ``wire.SentMeta``."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +291,8 @@ def by_group(tensors: Collection[Tensor]) -> dict[str, list[Tensor]]:
 
 def _meta(config: ExperimentConfig) -> dict[str, str]:
     told = config.reports(0) | config.reports(1) | ({"claim"} if config.privacy.mode == "dp_sgd" else set())
-    absent = {"n_samples", "losses", "events", "validation", "claim"} - told
+    told |= {"counts_nonce"} if told & {"events", "validation"} else set()
+    absent = {"n_samples", "losses", "events", "validation", "claim", "counts_nonce"} - told
     return {name: meaning for name, meaning in MEANINGS.items() if name not in absent}
 
 

@@ -30,7 +30,7 @@ from fedad_components.mil.config import HistoFLConfig
 from fedad_components.privacy.ledger import Entry, Ledger
 from fedad_components.privacy.plan import make_plan
 from fedad_components.tensors import encode, payload_bytes
-from fedad_components.wire import ResultMeta
+from fedad_components.wire import SentMeta
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 EXECUTOR = class_path(FedADExecutor)
@@ -81,7 +81,7 @@ def test_tensors_and_bytes_are_those_of_a_real_update(tmp_path: Path, sections: 
 
 
 def test_every_field_of_the_meta_has_a_meaning() -> None:
-    assert list(MEANINGS) == list(ResultMeta.model_fields)
+    assert list(MEANINGS) == list(SentMeta.model_fields)
 
 
 def test_under_dp_no_count_and_no_loss_leaves_and_epsilon_is_planned(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_they_travel_as_plain_numbers() -> None:
         ({"counts": [-1] * 64}, "0 to 2"),
         ({"counts": [2**60] * 64}, "0 to 2"),
         ({"counts": [[1], [1, 2]]}, "EventHistogram"),
-        ({"grids": [[0.0, float("inf"), 6]]}, "finite"),
+        ({"grids": [[0.0, float("inf"), 6]]}, "expected finite bounds"),
         ({"grids": [[0.0, 1.0, 40]]}, "depth 40"),
         ({"grids": [[0.0, 1.0]]}, "EventHistogram"),
         ({"grids": 3}, "EventHistogram"),
