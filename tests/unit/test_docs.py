@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 import typer
 
-from fedad_components.algorithms import ALGORITHMS
+from fedad_components.algorithms import ALGORITHMS, wire_spec
 from fedad_components.cli import app
 from fedad_components.flare.site import SitePolicy
 from fedad_components.imaging.catalogue import Catalogue
+from fedad_components.mil.config import HistoFLConfig
 from fedad_components.wire import Reason
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +147,16 @@ def test_the_picture_of_the_layers_is_complete() -> None:
 def test_every_reason_of_a_site_has_its_fix() -> None:
     for page in ("docs/operating.md", "docs/security.md"):
         assert [reason.value for reason in Reason if reason.value not in TEXTS[page]] == []
+
+
+def test_the_guide_to_histofl_tells_the_models_sizes() -> None:
+    """Numbers of parameters at 1,024 features: the table's two, and the four of the method."""
+    targets: list[dict[str, Any]] = [{"classes": ["a", "b"]}, {"classes": ["a", "b", "c"]}]
+    targets += [{"kind": "survival", "bins": bins} for bins in (4, 8)]
+    shapes = [wire_spec(HistoFLConfig.parse({"target": target})).values() for target in targets]
+    sizes = [f"{sum(map(math.prod, shape)):,}" for shape in shapes]
+    told = re.findall(r"\b\d*,?7\d{2},\d{3}\b", TEXTS["docs/histofl.md"])
+    assert told == [sizes[0], sizes[2], *sizes]
 
 
 def test_every_page_is_in_the_navigation() -> None:
