@@ -107,7 +107,7 @@ def test_the_private_demo_states_its_guarantee(tmp_path: Path) -> None:
 def test_the_slides_demo_finds_what_was_planted(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [FEDAD, "demo", "--job", "histofl", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The labels are made up" in done.stdout
     assert "validation AUC" in done.stdout
