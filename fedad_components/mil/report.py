@@ -35,7 +35,7 @@ class SlideView(NamedTuple):
     slide: str
     """Pseudonym."""
     prediction: str
-    """In words."""
+    """In words; empty where the page does not tell it."""
     patches_seen: int
     """All of the slide's."""
     heatmap: bytes

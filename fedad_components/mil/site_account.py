@@ -186,15 +186,19 @@ def _for_job(data_set: DataSet, config: HistoFLConfig, account: BagAccount) -> t
             wrong.append(f"the job protects patients, and {account.without_patient} slides have none: name them")
     try:
         bags = open_bags(data_set, config)
-        notes = _silent(bags, config)
+        split = split_of(bags, config, "this site")
     except (CatalogueError, SplitError) as error:
         return [*wrong, str(error)], []
+    notes = _silent(bags, split.validation, config)
+    if config.privacy.mode != "dp_sgd":  # there, each patient's part is drawn for itself, by the site's name
+        parts = " / ".join(str(len(part)) for part in split)
+        notes.insert(0, f"patients to train on / validate / test under the job: {parts}")
     return wrong, notes
 
 
-def _silent(bags: SiteBags, config: HistoFLConfig) -> list[str]:
-    """Kinds of validation patients that are too few for the site to tell anything of them; raises SplitError."""
-    least, validation = config.smallest_cell, split_of(bags, config, "this site").validation
+def _silent(bags: SiteBags, validation: frozenset[str], config: HistoFLConfig) -> list[str]:
+    """Kinds of validation patients that are too few for the site to tell anything of them."""
+    least = config.smallest_cell
     if least is None:
         return []
     names = ("censored", "with an event") if config.survival else config.target.classes

@@ -77,7 +77,7 @@ def _slides(folder: Path) -> list[SlideView]:
         return [
             SlideView(
                 slide,
-                "its prediction is in the report of its heatmap",
+                "",
                 sum(line.startswith(f"{slide},") for line in lines),
                 _picture(folder / f"{slide}{HEATMAP}"),
                 _picture(folder / f"{slide}{PATCHES}"),

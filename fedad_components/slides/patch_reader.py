@@ -43,7 +43,7 @@ class SlidePatchReader(FrameReader):
         """
         options = data_set.slide or SlideOptions()
         with open_slide(image) as slide:
-            mpp = resolution(slide, options.mpp, "catalogue").mpp
+            mpp = resolution(slide, fallback=options.mpp).mpp
             tissue = find_tissue(slide, mpp, PRESETS[options.tissue])
             if not tissue.mask.any():
                 raise Unusable(Reason.NO_TISSUE, f"none with slide.tissue {options.tissue!r}")

@@ -58,7 +58,7 @@ class Settings:
     min_area: float | None = None
     """mm² of the smallest piece of tissue, in place of the preset's."""
     mpp: float | None = None
-    """µm/px of every slide whose line in the catalogue gives none; None: the slide's own."""
+    """µm/px of every slide of which neither the catalogue nor the file tells it."""
     side: int = PATCH_SIZE
     target_mpp: float = TARGET_MPP
     tolerance: float = TOLERANCE
@@ -166,8 +166,7 @@ class _Run:
         """
         settings = self.settings
         with open_slide(entry.path) as slide:
-            override, source = (entry.mpp, "catalogue") if entry.mpp is not None else (settings.mpp, "option")
-            found = resolution(slide, override, source)
+            found = resolution(slide, entry.mpp, settings.mpp)
             bf16 = uses_bf16("auto", self.device)
             key = self._key(entry.path, found, bf16)
             thumbnail = self.out / "thumbnails" / f"{entry.slide}.png"

@@ -188,21 +188,27 @@ def require_openslide() -> Any:
     return required("openslide", "whole-slide images need OpenSlide", "wsi", SlidesError)
 
 
-def resolution(slide: Slide, override: float | None = None, source: str = "option") -> Resolution:
-    """µm/px of level 0: the override if there is one, else what the slide says, where a microscope can have it.
+def resolution(slide: Slide, given: float | None = None, fallback: float | None = None) -> Resolution:
+    """µm/px of level 0.
+
+    Args:
+        given: of this very slide; it counts more than what the file says.
+        fallback: of slides in general; it counts where the file says nothing, or what no microscope has.
 
     Raises:
         Unusable: if nothing tells it, or pixels are not square.
     """
-    fix = "give its µm/px in the catalogue's column 'mpp', or --mpp for all slides"
-    if override is not None:
-        return Resolution(check_mpp(override, "mpp"), source)
-    if slide.own_mpp is None:
-        raise Unusable(Reason.NO_RESOLUTION, f"the file does not tell it: {fix}")
-    x, y = slide.own_mpp
+    fix = "give its µm/px in the catalogue's column 'mpp'"
+    if given is not None:
+        return Resolution(check_mpp(given, "mpp"), "catalogue")
     low, high = MICROSCOPES
-    if not (low <= x <= high and low <= y <= high):
-        raise Unusable(Reason.NO_RESOLUTION, f"the file says {x:g} µm/px, which no microscope has: {fix}")
+    own = slide.own_mpp
+    if own is None or not all(low <= value <= high for value in own):
+        if fallback is not None:
+            return Resolution(check_mpp(fallback, "mpp"), "option")
+        found = "does not tell it" if own is None else f"says {own[0]:g} µm/px, which no microscope has"
+        raise Unusable(Reason.NO_RESOLUTION, f"the file {found}: {fix}, or --mpp for all slides that tell none")
+    x, y = own
     if abs(x - y) > SQUARE * max(x, y):
         raise Unusable(Reason.NO_RESOLUTION, f"pixels of {x:g} by {y:g} µm are not square: {fix}")
     return Resolution((x + y) / 2, "slide")

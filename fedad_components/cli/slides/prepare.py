@@ -77,7 +77,7 @@ def prepare(
         typer.Option(metavar="MM2", min=0.0, help="Smallest piece of tissue in mm²; default: the preset's."),
     ] = None,
     mpp: Annotated[
-        float | None, typer.Option(metavar="MICRON", help="µm/px of slides whose line in the catalogue gives none.")
+        float | None, typer.Option(metavar="MICRON", help="µm/px of slides that neither catalogue nor file tells.")
     ] = None,
     patch_size: Annotated[int, typer.Option(min=16, max=4096, help="Pixels of a patch's side.")] = 256,
     patch_mpp: Annotated[float, typer.Option(min=0.05, max=10.0, help="µm/px of the patches; 0.5 is 20x.")] = 0.5,
@@ -162,7 +162,8 @@ def _print(account: SlideAccount, out: Path) -> None:
     for reason, count in account.rejected.items():
         table.add_row(str(reason), str(count), MEANING[reason])
     table.add_section()
-    table.add_row("all", str(len(account.records)), f"{account.patients} patients; {account.patients_without} without")
+    without = f"{account.patients} patients; {account.patients_without} more without a usable slide"
+    table.add_row("all", str(len(account.records)), without)
     console.print(table)
     if account.left_out:
         listed = Table(

@@ -112,7 +112,7 @@ def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_sites_all_sites_and_what_is_binned(html: str) -> None:
     rows = Page(html).rows
     names = [row[:2] for row in rows]
-    assert names.count(["federated", "north"]) == names.count(["counted", "north binned"]) == 2
+    assert names.count(["federated", "north"]) == names.count(["counted", "north from counts"]) == 2
     (classification,) = [row for row in rows if row[:2] == ["federated", "all sites"] and len(row) == 8]
     assert classification[2:4] == ["2", "50"]
     assert all(re.fullmatch(r"-?[01]\.\d{3} ± 0\.\d{3}", cell) for cell in classification[4:])

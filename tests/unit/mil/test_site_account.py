@@ -128,9 +128,9 @@ def test_a_job_that_the_site_takes_part_in(tmp_path: Path) -> None:
         "target": {"classes": CLASSES},
     }
     found, _ = check(give(tmp_path, TWENTY), **config, counts={"min_cell": 2})
-    assert found["notes"] == []
+    assert found["notes"] == ["patients to train on / validate / test under the job: 12 / 4 / 4"]
     found, _ = check(give(tmp_path, TWENTY), **config)
-    assert len(found["notes"]) == 2
+    assert len(found["notes"]) == 3
     private = {"privacy": {"mode": "dp_sgd", "units_per_step": 4}}
     found, _ = check(give(tmp_path, TWENTY, units=20), **config, **private)
     assert found["notes"] == []

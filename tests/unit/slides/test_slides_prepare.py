@@ -94,6 +94,18 @@ def test_hdf5_holds_the_same(two: list[SlideEntry], tmp_path: Path) -> None:
     assert {path.suffix for path in (tmp_path / "b" / "slides").iterdir()} == {".h5", ""}
 
 
+def test_the_option_is_for_slides_that_do_not_tell_their_resolution(tmp_path: Path) -> None:
+    for name, mpp in (("told", 0.5), ("silent", None), ("corrected", 0.5)):
+        write_pyramid(tmp_path / f"{name}.tif", PICTURE, mpp=mpp)
+    entries = catalogue(tmp_path, ["told.tif,a,P0,,,,", "silent.tif,b,P1,,,,", "corrected.tif,c,P2,,,,0.49"])
+    used = run(entries, tmp_path / "out", settings=replace(SETTINGS, mpp=0.51, min_area=0.0)).used
+    assert [(record.mpp, record.mpp_source) for record in used] == [
+        (0.5, "slide"),
+        (0.51, "option"),
+        (0.49, "catalogue"),
+    ]
+
+
 def test_every_slide_is_accounted_for(tmp_path: Path) -> None:
     write_pyramid(tmp_path / "good.tif", PICTURE)
     write_pyramid(tmp_path / "silent.tif", PICTURE, mpp=None)

@@ -67,7 +67,7 @@ def test_no_resolution_is_refused_unless_overridden(tmp_path: Path, mpp: float |
             resolution(slide)
         assert caught.value.reason == Reason.NO_RESOLUTION
         assert "--mpp" in caught.value.detail
-        assert resolution(slide, 0.25, "catalogue") == (0.25, "catalogue")
+        assert resolution(slide, 0.25) == (0.25, "catalogue")
         with pytest.raises(SlidesError, match="expected µm/px"):
             resolution(slide, 25)
 
