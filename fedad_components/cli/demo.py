@@ -73,7 +73,7 @@ def demo(
 
     Writes summary.json, report.html and the model, and stops everything,
     also on Ctrl-C. Needs no network. Either job takes a few minutes on 2
-    cores.
+    idle cores, most of them to start PyTorch.
     """
     from fedad_components.demo.steps import DemoError
 

@@ -171,6 +171,7 @@ def _prepare(out: Path, seed: int, console: Console) -> Iterator[Site]:
     write_encoder(out / ENCODER_FILE, seed)
     settings = Settings(preset="biopsy", side=PATCH)
     for number, name in enumerate(HOSPITALS):
+        say(console, f"   {name}: cutting and preparing its slides")
         catalogue = write_hospital(out / "data" / name, number, seed)
         features = out / "data" / name / "features"
         encoder = load_encoder("fedad", out / ENCODER_FILE)
