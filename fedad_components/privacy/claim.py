@@ -12,23 +12,24 @@ if TYPE_CHECKING:
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 STATEMENTS = {
-    "none": "No differential privacy. Images stayed at their hospital; the weights that left can reveal something "
-    "about the images they were trained on, and nothing bounds how much.",
+    "none": "No differential privacy. {Records} stayed at their hospital; the weights that left can reveal something "
+    "about the {records} they were trained on, and nothing bounds how much.",
     "weight_noise": "No guarantee. Noise was added to the weights in proportion to their spread, without clipping or "
     "accounting (HistoFL's alpha): no epsilon belongs to it.",
     "dp_sgd": "With differential privacy on, for each site, everything it sends over all rounds is (epsilon, delta)-DP "
-    "with respect to adding or removing all images of one {unit} at that site; the number of units is public. Secret "
-    "randomness is assumed, and attacks on floating-point arithmetic are not covered.",
+    "with respect to adding or removing all {records} of one {unit} at that site; the number of units is public. "
+    "Secret randomness is assumed, and attacks on floating-point arithmetic are not covered.",
     "client_dp": "The sequence of global models is (epsilon, delta)-DP with respect to adding or removing one "
     "hospital, for everyone but the server, which sees each hospital's clipped update and is trusted to add the noise.",
 }
-"""The sentence to quote for each mode of ``privacy.mode``; ``{unit}`` is the privacy unit."""
+"""The sentence to quote for each mode of ``privacy.mode``; ``{unit}`` is the privacy unit, ``{records}`` the data."""
 
 
 def statement(config: ExperimentConfig) -> str:
     """The sentence to quote for a job's mode and unit, on what it trains on: images, or HistoFL's bags."""
-    text = STATEMENTS[config.privacy.mode].format(unit=config.privacy.unit)
-    return text.replace("images", config.trains_on).replace("Images", config.trains_on.capitalize())
+    records = config.trains_on
+    text = STATEMENTS[config.privacy.mode]
+    return text.format(unit=config.privacy.unit, records=records, Records=records.capitalize())
 
 
 ACCOUNTANTS = {"unit": "PRV accountant", "record": "replace-one PRV accountant"}

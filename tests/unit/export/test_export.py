@@ -28,7 +28,7 @@ from fedad_components.export.result import ExportError, JobResult
 from fedad_components.fedsd.state import initial_state, load_extractor, save_extractor
 from fedad_components.imaging.cache import cache_side
 from fedad_components.imaging.intensity import fit_square, to_rgb
-from fedad_components.privacy.claim import STATEMENTS, PrivacyClaim
+from fedad_components.privacy.claim import PrivacyClaim, statement
 from fedad_components.records import Losses, RoundRecord, append_record
 
 MANDATORY = {  # MONAI's bundle specification, with the name that MONAI now reads optional_packages_version as
@@ -145,7 +145,7 @@ def test_the_card_says_what_the_records_say(tmp_path: Path) -> None:
     assert rows == [("alpha", "120", "2"), ("beta", "80", "1")]
     assert hashlib.sha256((tmp_path / "fedad/extractor.safetensors").read_bytes()).hexdigest() in body
     assert config.digest() in body
-    assert STATEMENTS["none"] in body
+    assert statement(config) in body
     assert "20.0 MB" in body
     assert "beta 1" in body
     assert "epsilon =" not in body
@@ -168,7 +168,7 @@ def test_an_epsilon_stands_only_where_a_record_claims_it(tmp_path: Path) -> None
         "privacy": {"mode": "dp_sgd", "noise_multiplier": 1.0, "units_per_step": 4},
     }
     silent: dict[str, Any] = {"losses": {}, "n_samples": {}}
-    write_result(tmp_path / "claimed", private, **silent, claims={"alpha": CLAIM})
+    config = write_result(tmp_path / "claimed", private, **silent, claims={"alpha": CLAIM})
     card = model_card(JobResult.read(tmp_path / "claimed"), "Encoder")
     assert card.count("epsilon = ") == 2  # one for each adjacency
     (alpha,) = [line for line in card.splitlines() if line.startswith("| alpha")]
@@ -177,7 +177,7 @@ def test_an_epsilon_stands_only_where_a_record_claims_it(tmp_path: Path) -> None
     (beta,) = [line for line in card.splitlines() if line.startswith("| beta")]
     assert "no claim" in beta
     assert "kept at the site by the privacy mode" in beta
-    assert STATEMENTS["dp_sgd"].format(unit="patient") in card or STATEMENTS["dp_sgd"].format(unit="bundle") in card
+    assert statement(config) in card
 
     write_result(tmp_path / "unclaimed", private, **silent)
     card = model_card(JobResult.read(tmp_path / "unclaimed"), "Encoder")
