@@ -106,6 +106,14 @@ class Facts(BaseModel):
     versions: dict[str, str] = Field(description="software -> version")
     date: str = Field(description="UTC, ISO 8601")
 
+    def require(self, preset: str, path: Path) -> None:
+        """ResultsError, naming the file, unless the rows are of this preset."""
+        if self.preset != preset:
+            raise ResultsError(
+                f"{path}: of preset {self.preset!r}, not {preset!r}: rows of both cannot be compared; choose another "
+                f"--out"
+            )
+
 
 class Results(BaseModel):
     """The whole file."""

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from fedad_components import __version__
 from fedad_components.benchmark.by_round import ByRound
 from fedad_components.benchmark.results import FILE_NAME as RESULTS
-from fedad_components.benchmark.results import Facts, Results, ResultsError, Row
+from fedad_components.benchmark.results import Facts, Results, Row
 from fedad_components.benchmark.supervised import SupervisedTrainer, supervised_theta
 from fedad_components.benchmark.variants import PRESETS, Variant, configuration, find_variant
 from fedad_components.benchmark.wbc import Laboratories, load
@@ -113,11 +113,7 @@ def open_results(out: Path, preset: str, command: str) -> Results:
     path = out / RESULTS
     if path.exists():
         results = Results.load(path)
-        if results.facts.preset != preset:
-            raise ResultsError(
-                f"{path}: of preset {results.facts.preset!r}, not {preset!r}: rows of both cannot be compared; choose "
-                f"another --out"
-            )
+        results.facts.require(preset, path)
         return results
     out.mkdir(parents=True, exist_ok=True)
     results = Results(facts=facts_now(preset, command))

@@ -70,10 +70,7 @@ def open_study(out: Path, preset: str, command: str) -> Facts:
         raise ResultsError(
             f"{path}: no results of a study of HistoFL ({type(error).__name__}): choose another --out"
         ) from None
-    if facts.preset != preset:
-        raise ResultsError(
-            f"{path}: of {facts.preset!r}, not {preset!r}: rows of both cannot be compared; choose another --out"
-        )
+    facts.require(preset, path)
     return facts
 
 

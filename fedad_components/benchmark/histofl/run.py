@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedad_components.benchmark.histofl.cohort import Cohort, joined
@@ -25,6 +24,7 @@ from fedad_components.mil.config import HistoFLConfig
 from fedad_components.mil.evaluate_survival import risk_cuts
 from fedad_components.mil.losses import risk
 from fedad_components.mil.site_bags import SiteBags
+from fedad_components.mil.site_evaluation import predict
 from fedad_components.mil.splits import Split, SplitError
 from fedad_components.mil.trainer import BagTrainer, build_model
 from fedad_components.records import FILE_NAME as ROUNDS
@@ -175,15 +175,13 @@ def _who_trains(variant: Variant, cohort: Cohort, splits: Mapping[str, Split]) -
     return {site: (cohort.sites[site], splits[site]) for site in sites}
 
 
-@torch.no_grad()
 def predicted(
-    theta: Mapping[str, Tensor], config: HistoFLConfig, of_site: SiteBags, patients: Iterable[str]
+    theta: Mapping[str, Tensor], config: HistoFLConfig, of_site: SiteBags, patients: frozenset[str]
 ) -> dict[str, Tensor]:
     """Logits ``(C,)`` or ``(R,)`` of each patient, who has one bag."""
-    model, wanted = build_model(config), frozenset(patients)
+    model = build_model(config)
     model.load_state_dict(dict(theta))
-    model.eval()
-    return {row.owner: model(of_site.bag(row).features).logits for row in of_site.rows if row.owner in wanted}
+    return {owner: logits[0] for owner, logits in predict(model.eval(), of_site, patients).items()}
 
 
 def _risks(logits: Mapping[str, Tensor]) -> dict[str, float]:
