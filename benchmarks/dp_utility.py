@@ -38,7 +38,7 @@ from fedad_components.imaging.cache import cache_side  # noqa: E402
 from fedad_components.imaging.catalogue import DataSet  # noqa: E402
 from fedad_components.imaging.ingest import ingest  # noqa: E402
 from fedad_components.privacy.accountant import noise_multiplier_for  # noqa: E402
-from fedad_components.privacy.plan import sample_rate, steps_per_epoch  # noqa: E402
+from fedad_components.privacy.plan import sample_rate, steps_per_round  # noqa: E402
 from fedad_components.privacy.trainer import PrivateTrainer, make_trainer  # noqa: E402
 from fedad_components.privacy.units import assign_units  # noqa: E402
 from fedad_components.simulation import Simulation  # noqa: E402
@@ -126,7 +126,7 @@ def run(data_dir: Path, folder: Path, seed: int, arguments: argparse.Namespace) 
     sites = {site: images_of(entry, site, folder / "cache") for site, entry in data.sites.items()}
     train, test = (read_images(part.files, cache_side(IMAGE_SIZE)) for part in (data.unseen.train, data.unseen.test))
     start = public_weights(folder, seed, arguments.public_steps)
-    steps = steps_per_epoch(UNITS, UNITS_PER_STEP) * arguments.rounds
+    steps = steps_per_round(1, UNITS, UNITS_PER_STEP) * arguments.rounds
     rate = sample_rate(UNITS, UNITS_PER_STEP)
     print(f"seed {seed}: {len(sites)} laboratories, {UNITS} bundles each, q = {rate:.3f}, {steps} steps", flush=True)
 

@@ -17,7 +17,7 @@ from fedad_components.flare.site import SitePolicy
 from fedad_components.job_reader import Refusal, read_job
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
 from fedad_components.privacy.claim import PrivacyClaim, statement
-from fedad_components.privacy.plan import PlanError, sample_rate, steps_per_epoch
+from fedad_components.privacy.plan import PlanError, sample_rate, steps_per_round
 from fedad_components.privacy.policy import PolicyRefused, Rule
 from fedad_components.wire import Reason
 
@@ -314,7 +314,7 @@ def _plan(config: ExperimentConfig, units: int | None, policy: SitePolicy) -> tu
         charge = Charge(
             privacy.noise_multiplier,
             sample_rate(units, privacy.units_per_step),
-            rounds * config.training.epochs * steps_per_epoch(units, privacy.units_per_step),
+            rounds * steps_per_round(config.training.epochs, units, privacy.units_per_step),
         )
         claim = PrivacyClaim(
             unit=privacy.unit,

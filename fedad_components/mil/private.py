@@ -14,7 +14,7 @@ from fedad_components.fedsd.seeds import stream_seed
 from fedad_components.mil.site_bags import SiteBags
 from fedad_components.mil.trainer import BagTrainer, make_optimizer
 from fedad_components.privacy.mechanism import GroupGaussian, sample_units, secure_generator
-from fedad_components.privacy.plan import sample_rate, steps_per_epoch
+from fedad_components.privacy.plan import sample_rate, steps_per_round
 from fedad_components.privacy.units import UnitsError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PrivateBagTrainer(BagTrainer):
         of_unit = [bags.rows[int(indices[0])] for _, indices in sorted(units.items())]
         self.train_rows = [row for row in of_unit if row.id in trained]
         self.sample_rate = sample_rate(declared_units, config.privacy.units_per_step)
-        self.steps_per_round = config.training.epochs * steps_per_epoch(declared_units, config.privacy.units_per_step)
+        self.steps_per_round = steps_per_round(config.training.epochs, declared_units, config.privacy.units_per_step)
 
     def _train(
         self, targets: Tensor, round_number: int, on_epoch: Callable[[int, dict[str, float]], None] | None

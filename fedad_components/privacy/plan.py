@@ -47,10 +47,14 @@ def sample_rate(units: int, units_per_step: int) -> float:
     return math.ceil(units_per_step / units * COINS) / COINS
 
 
-def steps_per_epoch(units: int, units_per_step: int) -> int:
-    """floor(units / units_per_step); raises as :func:`sample_rate`."""
+def steps_per_round(epochs: int, units: int, units_per_step: int) -> int:
+    """Steps that a trainer takes in a round, and that the ledger charges: epochs * floor(units / units_per_step).
+
+    Raises:
+        PlanError: as :func:`sample_rate`.
+    """
     sample_rate(units, units_per_step)
-    return units // units_per_step
+    return epochs * (units // units_per_step)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def make_plan(
         if value < 1:
             raise PlanError(f"{name} {value}: expected at least 1")
     rate = sample_rate(units, units_per_step)
-    steps_a_round = epochs * steps_per_epoch(units, units_per_step)
+    steps_a_round = steps_per_round(epochs, units, units_per_step)
     steps = rounds * steps_a_round
     try:
         sigma = (

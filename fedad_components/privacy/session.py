@@ -13,7 +13,7 @@ from fedad_components.audit.event import Privacy
 from fedad_components.privacy.client_dp import clip_update
 from fedad_components.privacy.ledger import Entry, Ledger, LedgerError
 from fedad_components.privacy.mechanism import secure_generator
-from fedad_components.privacy.plan import sample_rate, steps_per_epoch
+from fedad_components.privacy.plan import sample_rate, steps_per_round
 from fedad_components.privacy.policy import PrivacyRules, check_patients
 from fedad_components.privacy.units import UnitsError, assign_units, key_fingerprint, unit_key
 from fedad_components.privacy.weight_noise import add_weight_noise
@@ -82,7 +82,7 @@ class PrivacySession:
             "noise_multiplier": config.privacy.noise_multiplier,
             "max_grad_norm": config.privacy.max_grad_norm,
             "sample_rate": sample_rate(data_set.units, config.privacy.units_per_step),
-            "steps": config.training.epochs * steps_per_epoch(data_set.units, config.privacy.units_per_step),
+            "steps": steps_per_round(config.training.epochs, data_set.units, config.privacy.units_per_step),
             "delta": config.privacy.delta,
         }
 

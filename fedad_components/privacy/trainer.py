@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedad_components.fedsd.seeds import PUBLIC, stream
 from fedad_components.fedsd.trainer import LocalTrainer, Report, Student
 from fedad_components.privacy.mechanism import GroupGaussian, sample_units, secure_generator
-from fedad_components.privacy.plan import sample_rate, steps_per_epoch
+from fedad_components.privacy.plan import sample_rate, steps_per_round
 from fedad_components.privacy.units import UnitsError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class PrivateTrainer(LocalTrainer):
         self._units = [(number, torch.as_tensor(indices)) for number, indices in units.items()]
         self._check_partition()
         self.sample_rate = sample_rate(declared_units, privacy.units_per_step)
-        self.steps_per_round = config.training.epochs * steps_per_epoch(declared_units, privacy.units_per_step)
+        self.steps_per_round = steps_per_round(config.training.epochs, declared_units, privacy.units_per_step)
         self.public_images = public_images if privacy.negatives == "public" else None
         if privacy.negatives == "public" and (public_images is None or len(public_images) == 0):
             raise UnitsError(

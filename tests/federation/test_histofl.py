@@ -34,7 +34,7 @@ from fedad_components.mil.site_bags import SiteBags, write_bags
 from fedad_components.mil.trainer import BagTrainer
 from fedad_components.privacy.accountant import Charge, epsilon_unit
 from fedad_components.privacy.ledger import Ledger
-from fedad_components.privacy.plan import sample_rate, steps_per_epoch
+from fedad_components.privacy.plan import sample_rate, steps_per_round
 from fedad_components.simulation import Simulation
 
 pytestmark = pytest.mark.federation
@@ -269,7 +269,7 @@ def test_dp_sgd_protects_patients_and_no_count_leaves(federation: Federation, tm
     )
     job_id, status = run(federation, config, tmp_path)
     assert status == "FINISHED:COMPLETED"
-    steps = steps_per_epoch(UNITS, units_per_step)
+    steps = steps_per_round(1, UNITS, units_per_step)
     for number, record in enumerate(records_of(federation, "protected")):
         assert (record.n_samples, record.losses, record.validation) == ({}, {}, None)
         spent = epsilon_unit([Charge(sigma, sample_rate(UNITS, units_per_step), steps * (number + 1))], 1e-5)

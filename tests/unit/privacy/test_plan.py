@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedad_components.privacy.accountant import Charge, epsilon_record, epsilon_unit
-from fedad_components.privacy.plan import PlanError, make_plan, sample_rate, steps_per_epoch
+from fedad_components.privacy.plan import PlanError, make_plan, sample_rate, steps_per_round
 
 METHOD = {"units": 625, "rounds": 40, "epochs": 3, "delta": 1e-5, "unit_size": 8}
 
@@ -16,7 +16,7 @@ METHOD = {"units": 625, "rounds": 40, "epochs": 3, "delta": 1e-5, "unit_size": 8
 def test_steps_and_rate_of_the_method(units_per_step: int, q: float, steps: int) -> None:
     plan = make_plan(**METHOD, units_per_step=units_per_step, noise_multiplier=2.0)
     assert (plan.sample_rate, plan.steps) == (pytest.approx(q, abs=2**-24), steps)
-    assert steps_per_epoch(625, units_per_step) * 120 == steps
+    assert steps_per_round(1, 625, units_per_step) * 120 == steps
     charge = [Charge(2.0, plan.sample_rate, steps)]
     assert plan.epsilon_unit == pytest.approx(epsilon_unit(charge, 1e-5), rel=1e-6)
     assert plan.epsilon_record == pytest.approx(epsilon_record(charge, 1e-5), rel=1e-6)
