@@ -31,11 +31,13 @@ from fedad_components.evaluation.protocols import Protocol, evaluate
 from fedad_components.evaluation.results import Evaluation
 from fedad_components.fedsd.state import extractor_part, initial_state, load_extractor, save_extractor
 from fedad_components.fedsd.trainer import LocalTrainer, choose_device
-from fedad_components.files import write_atomic
+from fedad_components.files import make_private_dir, write_atomic, write_tensors
 from fedad_components.records import FILE_NAME, append_record
 from fedad_components.simulation import Simulation
 
 CONFIG, EXTRACTOR, TRAINED, EVALUATION = "config.json", "extractor.safetensors", "trained.json", "evaluation.json"
+HEADS = "heads"
+"""Folder of each laboratory's private state, for `fedad diagnose`."""
 
 
 class Trained(BaseModel):
@@ -187,6 +189,9 @@ def _trained(
         append_record(run.records, record := simulation.run_round())
         if probe:
             probe(record.round, simulation.theta)
+    for site, trainer in trainers.items():
+        if private := trainer.site_state():
+            write_tensors(make_private_dir(run.folder / HEADS) / f"{site}.safetensors", private, {})
     records, training = simulation.records, config.training
     steps = sum(
         math.ceil(count / training.batch_size) * training.epochs

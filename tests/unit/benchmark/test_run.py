@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedad_components.benchmark import run as runs
 from fedad_components.benchmark.results import Results, ResultsError
-from fedad_components.benchmark.run import CONFIG, TRAINED, Run, execute, finished_rounds, open_results
+from fedad_components.benchmark.run import CONFIG, HEADS, TRAINED, Run, execute, finished_rounds, open_results
 from fedad_components.benchmark.variants import (
     ALWAYS,
     JITTERED,
@@ -30,6 +30,7 @@ from fedad_components.benchmark.variants import (
 from fedad_components.benchmark.wbc import load
 from fedad_components.cli import app
 from fedad_components.demo.data import DemoDataError
+from fedad_components.evaluation.site_vectors import read_head
 from fedad_components.records import read_records
 
 TINY = Preset(image_size=32, batch_size=8, rounds=2, epochs=1, max_images=16)
@@ -143,6 +144,12 @@ def test_a_run_trains_once_and_is_evaluated(laboratories: Path, tmp_path: Path, 
     assert (first.nt_xent is None) == (not unsupervised)
     if unsupervised:
         assert first.nt_xent_chance == pytest.approx(math.log(15))
+
+    private = {"fedad": {"north", "south"}, "feddg": set(), "fedavg_supervised": set(), "random": set()}.get(name)
+    if private is not None:
+        assert {path.stem for path in (run.folder / HEADS).glob("*.safetensors")} == private
+        heads = [read_head(path, configuration(VARIANTS[name], TINY, 1, 2))[0] for path in run.folder.glob(f"{HEADS}/*")]
+        assert len({head[0].weight.sum().item() for head in heads}) == len(private)  # each laboratory's is its own
 
     before = (run.folder / TRAINED).stat().st_mtime_ns
     again = execute(run)
