@@ -113,15 +113,16 @@ def overviews(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
 
 
 def _marked(scores: Sequence[Sequence[float]], all_scores: Sequence[Sequence[Sequence[float]]]) -> list[dict[str, Any]]:
-    """A method's cells, each with whether it is the best of its column; ``all_scores`` has those of every method."""
-    best = [
-        max((fmean(values) for values in column if values), default=math.nan)
-        for column in zip(*all_scores, strict=True)
-    ]
-    return [
-        {"text": _mean(values), "best": bool(values) and math.isclose(fmean(values), top)}
-        for values, top in zip(scores, best, strict=True)
-    ]
+    """A method's cells, each with whether it is the best of its column; ``all_scores`` has those of every method.
+
+    One seed is no evidence: where some method has several, none that has one is the best.
+    """
+    marked = []
+    for values, column in zip(scores, zip(*all_scores, strict=True), strict=True):
+        least = 2 if any(len(others) > 1 for others in column) else 1
+        top = max((fmean(others) for others in column if len(others) >= least), default=math.nan)
+        marked.append({"text": _mean(values), "best": len(values) >= least and math.isclose(fmean(values), top)})
+    return marked
 
 
 def _one_cell(value: object) -> object:

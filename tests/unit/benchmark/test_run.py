@@ -148,7 +148,9 @@ def test_a_run_trains_once_and_is_evaluated(laboratories: Path, tmp_path: Path, 
     private = {"fedad": {"north", "south"}, "feddg": set(), "fedavg_supervised": set(), "random": set()}.get(name)
     if private is not None:
         assert {path.stem for path in (run.folder / HEADS).glob("*.safetensors")} == private
-        heads = [read_head(path, configuration(VARIANTS[name], TINY, 1, 2))[0] for path in run.folder.glob(f"{HEADS}/*")]
+        heads = [
+            read_head(path, configuration(VARIANTS[name], TINY, 1, 2))[0] for path in run.folder.glob(f"{HEADS}/*")
+        ]
         assert len({head[0].weight.sum().item() for head in heads}) == len(private)  # each laboratory's is its own
 
     before = (run.folder / TRAINED).stat().st_mtime_ns

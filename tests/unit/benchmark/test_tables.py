@@ -62,6 +62,25 @@ def test_markdown_is_well_formed_and_right() -> None:
     assert all(mark in text.split("## Cost")[1] for mark in ("¹", "²", "³"))
 
 
+def test_one_seed_is_never_the_best_beside_several() -> None:
+    found = results()
+    lucky = found.rows[0].model_copy(update={"method": "lucky", "seed": 7, "metrics": {"f1": 0.99}})
+    beside = Results(facts=found.facts, rows=[*found.rows, lucky])
+    assert [row[2] for row in tables(markdown(beside, "base", "f1"))[0][2:]] == [
+        "**0.600 ± 0.100**",
+        "0.400 ± 0.100",
+        "0.250 ± 0.071",
+        "0.990",
+    ]
+    alone = [row for row in beside.rows if row.seed in (0, 7)]  # one seed of each: nothing else to go by
+    assert [row[2] for row in tables(markdown(Results(facts=found.facts, rows=alone), "base", "f1"))[0][2:]] == [
+        "0.500",
+        "0.300",
+        "0.200",
+        "**0.990**",
+    ]
+
+
 def test_a_bar_in_a_label_does_not_end_its_cell() -> None:
     assert tables(markdown(results("a|b"), "base", "f1"))[0][2][0] == "a\\|b"
 
