@@ -257,6 +257,7 @@ def site_losses(material: Material) -> Picture:
         for run in group.runs
         for record in run.rounds
         for site, losses in record.losses.items()
+        if math.isfinite(number(losses.contrastive))  # supervised rows have none
     ]
     if not table:
         raise Missing("the rounds hold no losses (some privacy modes keep them at the site)")
@@ -378,18 +379,18 @@ def confusions(material: Material) -> Picture:
 
 def roc(material: Material) -> Picture:
     """Figure 15: ROC, one class against the rest, averaged over classes and seeds at equal false positive rate."""
-    shown = _evaluated(material)
-    targets = sorted({target for _, target, _ in shown})
+    of_target = {
+        key: [(group, results, _with_area(group.label, results)) for group, _, results in members]
+        for key, members in _grouped_by_target(_evaluated(material)).items()
+    }
+    longest = max(sum(text_height(text) for *_, text in curves) for curves in of_target.values())
     table: Table = []
-    figure, panels = _panels(len(targets), 6.0, 4.2)
-    for panel, target in zip(panels, targets, strict=True):
+    figure, panels = _panels(len(of_target), 6.0, max(4.2, 0.8 + 1.2 * longest / 72))
+    for panel, (target, curves) in zip(panels, of_target.items(), strict=True):
         panel.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1.2)
         panel.annotate("chance", (0.5, 0.46), color=FAINT, fontsize=8)
-        of_target = [(group, results) for group, of, results in shown if of == target]
-        for index, (group, results) in enumerate(of_target):
+        for index, (group, results, text) in enumerate(curves):
             curve = _mean_roc(results)
-            areas = [result.scores.auc for result in results if result.scores.auc is not None]
-            text = group.label + (f": AUC {np.mean(areas):.2f}" if areas else "")
             panel.plot(GRID, curve, **look(index), markevery=12, markersize=4, label=wrapped(text))
             table += [
                 {"run": group.label, "target": target, "false_positive_rate": x, "true_positive_rate": y}
@@ -397,7 +398,7 @@ def roc(material: Material) -> Picture:
             ]
         panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
         panel.set(
-            title=f"{target}, {of_target[0][1][0].name}",
+            title=f"{target}, {curves[0][1][0].name}",
             xlabel="false positive rate",
             ylabel="true positive rate, mean over classes and seeds",
             xlim=(-0.02, 1.02),
@@ -511,6 +512,18 @@ def _evaluated(material: Material) -> list[tuple[Group, str, list[Result]]]:
     if not shown:
         raise Missing("no run's folder has an evaluation.json, as `fedad probe --json` prints it, with this")
     return shown
+
+
+def _grouped_by_target(
+    shown: Sequence[tuple[Group, str, list[Result]]],
+) -> dict[str, list[tuple[Group, str, list[Result]]]]:
+    targets = sorted({target for _, target, _ in shown})
+    return {name: [member for member in shown if member[1] == name] for name in targets}
+
+
+def _with_area(label: str, results: Sequence[Result]) -> str:
+    areas = [result.scores.auc for result in results if result.scores.auc is not None]
+    return label + (f": AUC {np.mean(areas):.2f}" if areas else "")
 
 
 def _mean_roc(results: Sequence[Result]) -> npt.NDArray[np.float64]:

@@ -9,20 +9,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from PIL import Image
 from sklearn.metrics import auc
 from typer.testing import CliRunner
 
-from fedad_components.benchmark.figures import FIGURES, GRID, draw_all, named_lines
+from fedad_components.benchmark.figures import FIGURES, GRID, Material, draw_all, named_lines
 from fedad_components.benchmark.logged import RunsError, grouped, read_rows, read_runs
 from fedad_components.benchmark.results import Facts, Results, Row
 from fedad_components.cli import app
 from fedad_components.config import FedADConfig
 from fedad_components.evaluation.results import Detail, Evaluation, Result
 from fedad_components.evaluation.scores import Intervals, confusion_of, roc_of, scores_of
-from fedad_components.plotting import spread, text_height, wrapped
+from fedad_components.plotting import STYLE, spread, text_height, wrapped
 from fedad_components.records import Losses, RoundRecord, append_record
 
 ROUNDS = 3
@@ -211,3 +212,31 @@ def test_a_picture_grows_until_all_its_names_fit() -> None:
     assert panel.get_window_extent().height * 72 / figure.dpi >= 0.97 * needed
     places = [text.xyann[1] for text in panel.texts if isinstance(text, Annotation)]
     assert 0 < min(places) < max(places) <= 1
+
+
+def test_the_legend_of_many_curves_is_not_cut(tmp_path: Path) -> None:
+    for place in range(20):
+        settings = {"loss": {"gamma": place / 10}, "atsa": {"schedule": "fixed", "lambda_fixed": 0.1}}
+        write_run(tmp_path / f"a_row_with_quite_a_long_name+that_is_number_{place}+stain_jitter", settings, 0)
+    with rc_context(STYLE):
+        _, figure = FIGURES["15_roc"](Material(grouped(read_runs([tmp_path])), []))
+        figure.draw_without_rendering()
+    (panel,) = figure.axes
+    shown = panel.get_legend().get_window_extent()
+    assert shown.y0 >= 0
+    assert shown.y1 <= figure.bbox.height
+    assert len(panel.get_legend().get_texts()) == 20
+
+
+def test_a_row_without_the_loss_has_no_empty_panel(tmp_path: Path) -> None:
+    write_run(tmp_path / "fedad", {}, 0)
+    write_run(tmp_path / "supervised", {"method": "fedavg_ssl"}, 0)
+    rounds = tmp_path / "supervised" / "rounds.jsonl"
+    records = [json.loads(line) for line in rounds.read_text().splitlines()]
+    for record in records:
+        for losses in record["losses"].values():
+            losses["contrastive"] = None
+    rounds.write_text("".join(json.dumps(record) + "\n" for record in records))
+    table, figure = FIGURES["12_site_losses"](Material(grouped(read_runs([tmp_path])), []))
+    assert {row["run"] for row in table} == {"fedad"}
+    assert len(figure.axes) == 1
