@@ -173,11 +173,12 @@ def _train(run: Run, variant: Variant, config: FedADConfig, laboratories: Labora
 def _trained(
     run: Run, variant: Variant, config: FedADConfig, laboratories: Laboratories
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    sites = [laboratories.pooled] if variant.training == "pooled" else laboratories.sources
+    pooled = variant.training == "pooled"
+    sites = [laboratories.pooled(PRESETS[run.preset].max_images, run.seed)] if pooled else laboratories.sources
     device = choose_device(run.device)
     trainers: dict[str, LocalTrainer]
     if variant.labels:
-        classes = sorted(set(laboratories.pooled.labels))
+        classes = laboratories.classes
         theta = supervised_theta(config, len(classes))
         trainers = {site.name: SupervisedTrainer(config, site, classes, device) for site in sites}
     else:

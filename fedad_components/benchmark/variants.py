@@ -157,7 +157,7 @@ def configuration(variant: Variant, preset: Preset, seed: int, sites: int) -> Fe
             "batch_size": preset.batch_size,
             "epochs": preset.epochs,
             "amp": preset.amp,
-            "max_images": preset.max_images * (sites if variant.training == "pooled" else 1),
+            "max_images": 0 if variant.training == "pooled" else preset.max_images,  # pooled images are chosen before
         },
         "federation": {"rounds": preset.rounds, "min_sites": 1 if variant.training == "pooled" else sites},
     }

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedad_components.demo.data import DemoDataError, read_benchmark
 from fedad_components.evaluation.images import LabelledImages
+from fedad_components.fedsd.trainer import chosen_images
 from fedad_components.imaging.cache import cache_side
 from fedad_components.imaging.catalogue import DataSet
 from fedad_components.imaging.ingest import ingest
@@ -35,10 +36,18 @@ class Laboratories:
     left_out: dict[str, int]
 
     @property
-    def pooled(self) -> LabelledImages:
-        """All training images in one place."""
-        images = np.concatenate([source.images for source in self.sources])
-        return LabelledImages("pooled", images, [label for source in self.sources for label in source.labels])
+    def classes(self) -> list[str]:
+        """Of all training images."""
+        return sorted({label for source in self.sources for label in source.labels})
+
+    def pooled(self, max_images: int, seed: int) -> LabelledImages:
+        """In one place, the very images that the laboratories would train on, each at its own."""
+        chosen = [
+            source.take(chosen_images(len(source.labels), max_images, seed, source.name).numpy())
+            for source in self.sources
+        ]
+        images = np.concatenate([source.images for source in chosen])
+        return LabelledImages("pooled", images, [label for source in chosen for label in source.labels])
 
 
 def load(data_dir: str | Path, target: str, image_size: int, cache_dir: str | Path) -> Laboratories:

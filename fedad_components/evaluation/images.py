@@ -48,7 +48,10 @@ class LabelledImages:
         """These images, or a seeded choice of ``count`` of them that is the same for everybody."""
         if count >= len(self.labels):
             return self
-        rows = np.sort(np.random.default_rng(0).permutation(len(self.labels))[:count])
+        return self.take(np.sort(np.random.default_rng(0).permutation(len(self.labels))[:count]))
+
+    def take(self, rows: npt.NDArray) -> LabelledImages:
+        """Only these images."""
         groups = None if self.groups is None else [self.groups[row] for row in rows]
         return LabelledImages(self.name, self.images[rows], [self.labels[row] for row in rows], groups)
 

@@ -105,6 +105,13 @@ def uses_bf16(amp: str, device: torch.device) -> bool:
     return native and (amp == "bf16" or device.type == "cuda")
 
 
+def chosen_images(count: int, limit: int, seed: int, site: str) -> Tensor:
+    """Which of a site's ``count`` images are trained on under ``training.max_images: limit``, ascending."""
+    if not 0 < limit < count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=stream(seed, "subset", site))[:limit].sort().values
+
+
 class Batch(NamedTuple):
     """What a step is taken on."""
 
@@ -392,10 +399,7 @@ class LocalTrainer:
 
     def _choose_images(self) -> Tensor:
         """Indices of the images to train on: all, or a seeded subset that is the same in every round."""
-        n, limit = len(self.images), self.config.training.max_images
-        if not 0 < limit < n:
-            return torch.arange(n)
-        return torch.randperm(n, generator=stream(self.config.seed, "subset", self.site))[:limit].sort().values
+        return chosen_images(len(self.images), self.config.training.max_images, self.config.seed, self.site)
 
     def _statistics_batches(self) -> Iterator[Tensor]:
         generator = stream(self.config.seed, "statistics", self.site)

@@ -222,10 +222,11 @@ def test_the_legend_of_many_curves_is_not_cut(tmp_path: Path) -> None:
         _, figure = FIGURES["15_roc"](Material(grouped(read_runs([tmp_path])), []))
         figure.draw_without_rendering()
     (panel,) = figure.axes
-    shown = panel.get_legend().get_window_extent()
+    assert (legend := panel.get_legend()) is not None
+    shown = legend.get_window_extent()
     assert shown.y0 >= 0
     assert shown.y1 <= figure.bbox.height
-    assert len(panel.get_legend().get_texts()) == 20
+    assert len(legend.get_texts()) == 20
 
 
 def test_a_row_without_the_loss_has_no_empty_panel(tmp_path: Path) -> None:

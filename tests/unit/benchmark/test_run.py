@@ -31,6 +31,7 @@ from fedad_components.benchmark.wbc import load
 from fedad_components.cli import app
 from fedad_components.demo.data import DemoDataError
 from fedad_components.evaluation.site_vectors import read_head
+from fedad_components.fedsd.trainer import LocalTrainer
 from fedad_components.records import read_records
 
 TINY = Preset(image_size=32, batch_size=8, rounds=2, epochs=1, max_images=16)
@@ -110,6 +111,18 @@ def test_a_row_may_deviate_in_settings() -> None:
     }.items():
         with pytest.raises(ValueError, match=complaint):
             find_variant(name)
+
+
+def test_pooled_training_has_the_very_images_of_the_laboratories(laboratories: Path, tmp_path: Path) -> None:
+    loaded = load(laboratories, "east", 32, tmp_path)
+    config = configuration(VARIANTS["fedavg_ssl"], TINY, seed=3, sites=2)
+    trainers = [LocalTrainer(config, source.images, source.name, "cpu") for source in loaded.sources]
+    pooled = loaded.pooled(TINY.max_images, seed=3)
+    expected = np.concatenate([trainer.images[trainer.chosen.numpy()] for trainer in trainers])
+    assert len(expected) == 32
+    assert np.array_equal(pooled.images, expected)
+    assert configuration(VARIANTS["centralized_simclr"], TINY, 3, 2).training.max_images == 0
+    assert len(loaded.pooled(0, seed=3).labels) == 86
 
 
 @pytest.mark.slow
