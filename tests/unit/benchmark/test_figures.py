@@ -222,7 +222,8 @@ def test_the_legend_of_many_curves_is_not_cut(tmp_path: Path) -> None:
         _, figure = FIGURES["15_roc"](Material(grouped(read_runs([tmp_path])), []))
         figure.draw_without_rendering()
     (panel,) = figure.axes
-    assert (legend := panel.get_legend()) is not None
+    legend = panel.get_legend()
+    assert legend is not None
     shown = legend.get_window_extent()
     assert shown.y0 >= 0
     assert shown.y1 <= figure.bbox.height
