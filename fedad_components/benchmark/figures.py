@@ -379,10 +379,9 @@ def confusions(material: Material) -> Picture:
 
 def roc(material: Material) -> Picture:
     """Figure 15: ROC, one class against the rest, averaged over classes and seeds at equal false positive rate."""
-    of_target = {
-        key: [(group, results, _with_area(group.label, results)) for group, _, results in members]
-        for key, members in _grouped_by_target(_evaluated(material)).items()
-    }
+    of_target: dict[str, list[tuple[Group, list[Result], str]]] = {}
+    for group, target, results in sorted(_evaluated(material), key=lambda shown: shown[1]):
+        of_target.setdefault(target, []).append((group, results, _with_area(group.label, results)))
     longest = max(sum(text_height(text) for *_, text in curves) for curves in of_target.values())
     table: Table = []
     figure, panels = _panels(len(of_target), 6.0, max(4.2, 0.8 + 1.2 * longest / 72))
@@ -514,14 +513,8 @@ def _evaluated(material: Material) -> list[tuple[Group, str, list[Result]]]:
     return shown
 
 
-def _grouped_by_target(
-    shown: Sequence[tuple[Group, str, list[Result]]],
-) -> dict[str, list[tuple[Group, str, list[Result]]]]:
-    targets = sorted({target for _, target, _ in shown})
-    return {name: [member for member in shown if member[1] == name] for name in targets}
-
-
 def _with_area(label: str, results: Sequence[Result]) -> str:
+    """The label with the mean AUC, where one is defined."""
     areas = [result.scores.auc for result in results if result.scores.auc is not None]
     return label + (f": AUC {np.mean(areas):.2f}" if areas else "")
 

@@ -106,7 +106,10 @@ def uses_bf16(amp: str, device: torch.device) -> bool:
 
 
 def chosen_images(count: int, limit: int, seed: int, site: str) -> Tensor:
-    """Which of a site's ``count`` images are trained on under ``training.max_images: limit``, ascending."""
+    """Ascending indices of a site's images to train on: all, or a seeded subset that is the same in every round.
+
+    ``count``: of the site's images; ``limit``: ``training.max_images``, 0 for all.
+    """
     if not 0 < limit < count:
         return torch.arange(count)
     return torch.randperm(count, generator=stream(seed, "subset", site))[:limit].sort().values
@@ -220,7 +223,7 @@ class LocalTrainer:
                 f"them again"
             )
         self.config, self.images, self.site = config, images, site
-        self.chosen = self._choose_images()
+        self.chosen = chosen_images(len(images), config.training.max_images, config.seed, site)
         if len(self.chosen) < self.fewest_images:
             raise TrainingError(
                 f"site {site}: {len(self.chosen)} images to train on; contrastive learning needs at least "
@@ -396,10 +399,6 @@ class LocalTrainer:
     def _load(self, batch: Tensor) -> Tensor:
         """``(N, S, S, 3)`` uint8 on the device."""
         return torch.from_numpy(np.asarray(self.images[self.chosen[batch].numpy()])).to(self.device)
-
-    def _choose_images(self) -> Tensor:
-        """Indices of the images to train on: all, or a seeded subset that is the same in every round."""
-        return chosen_images(len(self.images), self.config.training.max_images, self.config.seed, self.site)
 
     def _statistics_batches(self) -> Iterator[Tensor]:
         generator = stream(self.config.seed, "statistics", self.site)
