@@ -44,8 +44,8 @@ Job = TypeVar("Job", bound=AnyRun)
 app = typer.Typer(no_args_is_help=True, help="Methods side by side, on public data.")
 
 EPILOG = (
-    "Examples:  fedad benchmark wbc --data wbc --methods fedad,moon --out bench  |  fedad benchmark wbc --data wbc "
-    "--methods all --seeds 0,1,2 --preset full --workers 2 --out bench  |  fedad benchmark wbc --data wbc --exact "
+    "Examples:\n\nfedad benchmark wbc --data wbc --methods fedad,moon --out bench\n\nfedad benchmark wbc --data wbc "
+    "--methods all --seeds 0,1,2 --preset full --workers 2 --out bench\n\nfedad benchmark wbc --data wbc --exact "
     "--methods fedad,fedad@loss.gamma=0+views.hue=0.1 --out search\n\n"
     "The same command again goes on where it stopped. Exit codes: 0 done; 1 the images or the results cannot be used, "
     "or a run failed; 130 interrupted."
@@ -108,7 +108,7 @@ def wbc(
 
 
 @app.command(
-    epilog="Examples:  fedad benchmark histofl --data data --study musk --seeds 0-4 --out musk  |  fedad benchmark "
+    epilog="Examples:\n\nfedad benchmark histofl --data data --study musk --seeds 0-4 --out musk\n\nfedad benchmark "
     "histofl --data data --study kirc --methods central,federated,E-8 --seeds 0-4 --workers 2 --out kirc\n\n"
     "The same command again goes on where it stopped. Exit codes: 0 done; 1 the data or the results cannot be used, "
     "or a run failed; 130 interrupted."

@@ -53,8 +53,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 @app.command(
-    epilog="Examples: fedad data check images --kit /opt/fedad/hospital-a  |  "
-    f"fedad data check images --catalogue catalogue.yaml --json  |  "
+    epilog="Examples:\n\nfedad data check images --kit /opt/fedad/hospital-a\n\n"
+    f"fedad data check images --catalogue catalogue.yaml --json\n\n"
     f"fedad data check slides --kit /opt/fedad/hospital-a --config config.json\n\n{_EXIT_CODES}"
 )
 def check(

@@ -90,7 +90,7 @@ def prepare(
 
 
 @app.command(
-    epilog="Examples:  fedad dataset cost --step-ms 212.5 --json  |  fedad dataset cost --site a=12000 --site b=8000 "
+    epilog="Examples:\n\nfedad dataset cost --step-ms 212.5 --json\n\nfedad dataset cost --site a=12000 --site b=8000 "
     "--sites-per-round 2\n\nExit codes: 0 estimated; 1 a value cannot be used."
 )
 def cost(

@@ -13,8 +13,8 @@ from rich.console import Console
 from fedad_components.cli.messages import complain
 
 EPILOG = (
-    "Examples:  fedad demo --out demo-out  |  fedad demo --out private-out --privacy dp_sgd  |  "
-    "FEDAD_DATA=/data fedad demo --out wbc-out --data wbc --rounds 10 --image-size 96  |  "
+    "Examples:\n\nfedad demo --out demo-out\n\nfedad demo --out private-out --privacy dp_sgd\n\n"
+    "FEDAD_DATA=/data fedad demo --out wbc-out --data wbc --rounds 10 --image-size 96\n\n"
     "fedad demo --out slides-out --job histofl"
 )
 DATA_VARIABLE = "FEDAD_DATA"

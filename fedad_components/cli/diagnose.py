@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fedad_components.evaluation.site_vectors import SiteVectors
 
 EPILOG = (
-    "Examples:  fedad diagnose extractor.safetensors --site a=catalogue.yaml:images "
-    "--head a=state/fedad/round-000039.safetensors --config experiment.json  |  "
+    "Examples:\n\nfedad diagnose extractor.safetensors --site a=catalogue.yaml:images "
+    "--head a=state/fedad/round-000039.safetensors --config experiment.json\n\n"
     "fedad diagnose extractor.safetensors --site a=a.yaml:images --site b=b.yaml:images --figure site.svg --json\n\n"
     "Exit codes: 0 diagnosed; 1 an option, the extractor, a head, a catalogue or a data set cannot be used."
 )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fedad_components.evaluation.results import Evaluation, Result
 
 EPILOG = (
-    "Examples:  fedad probe extractor.safetensors --catalogue catalogue.yaml --train hospital-a --train hospital-b "
-    "--test hospital-c  |  fedad probe extractor.safetensors --catalogue catalogue.yaml --test hospital-c "
+    "Examples:\n\nfedad probe extractor.safetensors --catalogue catalogue.yaml --train hospital-a --train hospital-b "
+    "--test hospital-c\n\nfedad probe extractor.safetensors --catalogue catalogue.yaml --test hospital-c "
     "--protocol target --json\n\n"
     "Exit codes: 0 evaluated; 1 the extractor, the catalogue or a data set cannot be used; 130 interrupted."
 )

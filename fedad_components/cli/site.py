@@ -38,7 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(
-    epilog="Examples:  fedad site review /opt/fedad/hospital-a  |  "
+    epilog="Examples:\n\nfedad site review /opt/fedad/hospital-a\n\n"
     "fedad site review /opt/fedad/hospital-a 3f9a61c20b7e\n\n"
     "Exit codes: 0 shown; 1 KIT or its approvals cannot be read, or there is no such job."
 )

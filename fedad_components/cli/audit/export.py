@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedad_components.audit.export.syslog import Message
 
 EPILOG = (
-    "Examples:  fedad audit export hospital-a/local/fedad/audit --format fhir --out audit.json  |  "
+    "Examples:\n\nfedad audit export hospital-a/local/fedad/audit --format fhir --out audit.json\n\n"
     "fedad audit export copies/ --format syslog --collector logs.hospital.example:6514 --ca ca.pem\n\n"
     "Exit codes: 0 exported; 1 a path, an option or the collector cannot be used, or a live log cannot be written; "
     "3 exported, but some lines are no events and are not in it."

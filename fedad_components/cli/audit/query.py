@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedad_components.audit.event import Event
 
 EPILOG = (
-    "Examples:  fedad audit query copies/ --outcome refused --since 2030-01-01T00:00:00Z  |  "
+    "Examples:\n\nfedad audit query copies/ --outcome refused --since 2030-01-01T00:00:00Z\n\n"
     "fedad audit query hospital-a/local/fedad/audit --event result_sent --job 0c9e6a5e --json\n\n"
     "Exit codes: 0 done, also if nothing was found; 1 a path or a time cannot be used, or a live log cannot be "
     "written; 3 done, but some lines are no events."

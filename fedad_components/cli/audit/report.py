@@ -13,7 +13,7 @@ from fedad_components.cli.audit.opening import LogPaths, OptionError, RootCertif
 from fedad_components.cli.messages import complain
 
 EPILOG = (
-    "Examples:  fedad audit report copies/ --root-ca rootCA.pem --out report.html  |  "
+    "Examples:\n\nfedad audit report copies/ --root-ca rootCA.pem --out report.html\n\n"
     "fedad audit report /opt/fedad/hospital-a/local/fedad/audit --out report.html\n\n"
     "Exit codes: 0 written, and the logs are verified; 1 written, and the report says what is wrong; 2 a path, the "
     "root certificate or --out cannot be used, or a live log cannot be written."

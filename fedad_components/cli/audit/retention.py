@@ -12,7 +12,7 @@ from rich.console import Console
 from fedad_components.cli.messages import complain
 
 EPILOG = (
-    "Examples:  fedad audit retention /opt/fedad/hospital-a  |  "
+    "Examples:\n\nfedad audit retention /opt/fedad/hospital-a\n\n"
     "fedad audit retention /opt/fedad/hospital-a --archive /archive/hospital-a --apply\n\n"
     "Exit codes: 0 done, also if there is nothing to do; 1 refused: a legal hold, a log that does not verify, or a "
     "file that cannot be read or written."

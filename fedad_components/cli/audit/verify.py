@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedad_components.audit.findings import Finding, Verification
 
 EPILOG = (
-    "Examples:  fedad audit verify copies/ --root-ca rootCA.pem  |  "
+    "Examples:\n\nfedad audit verify copies/ --root-ca rootCA.pem\n\n"
     "fedad audit verify copies/server copies/hospital-a --root-ca rootCA.pem --json\n\n"
     "Exit codes: 0 verified; 1 something is wrong, and the findings say where and what; 2 a path or the root "
     "certificate cannot be used."

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedad_components.privacy.audit import AuditReport, Listener
 
 EPILOG = (
-    "Examples:  fedad privacy audit  |  "
+    "Examples:\n\nfedad privacy audit\n\n"
     "fedad privacy audit --config experiment.json --surface mechanism --canaries 2000 --json"
 )
 NO_PROOF = "A pass is no proof: it says that this attack, with this many canaries, found nothing."

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedad_components.privacy.plan import Plan
 
 EPILOG = (
-    "Examples:  fedad privacy plan --units 625 --units-per-step 32 --rounds 40 --epochs 3 --noise-multiplier 2  |  "
+    "Examples:\n\nfedad privacy plan --units 625 --units-per-step 32 --rounds 40 --epochs 3 --noise-multiplier 2\n\n"
     "fedad privacy plan --units 625 --units-per-step 32 --target-epsilon 8 --figure plan.svg"
 )
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fedad_components.mil.evaluation_file import SiteEvaluation
 
 EPILOG = (
-    "Examples:  fedad slides evaluate result/fedad --features features --site hospital-a --kit /opt/fedad/hospital-a "
-    "--out hospital-a.json  |  "
+    "Examples:\n\nfedad slides evaluate result/fedad --features features --site hospital-a --kit /opt/fedad/hospital-a "
+    "--out hospital-a.json\n\n"
     "fedad slides evaluate result/fedad --features features --site hospital-a --kit /opt/fedad/hospital-a "
     "--out hospital-a.json --cut -2.5 --patients private.csv\n\n"
     "Exit codes: 0 evaluated; 2 results, features and site do not fit together; 130 interrupted."

@@ -15,9 +15,9 @@ from fedad_components.cli.messages import complain
 from fedad_components.cli.slides.ending import NOTHING_USABLE, reported
 
 EPILOG = (
-    "Examples:  fedad slides heatmap slides.csv --features features --model model.safetensors --out maps  |  "
+    "Examples:\n\nfedad slides heatmap slides.csv --features features --model model.safetensors --out maps\n\n"
     "fedad slides heatmap slides.csv --features features --model model.safetensors --out maps "
-    "--slide 0f2d94c1a7b35e68  |  "
+    "--slide 0f2d94c1a7b35e68\n\n"
     "fedad slides heatmap 0001.svs --features features --model model.safetensors --out maps\n\n"
     "Exit codes: 0 every slide is drawn; 1 some cannot be read; 2 slides, features and model do not fit together; "
     "130 interrupted."

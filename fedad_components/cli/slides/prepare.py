@@ -26,8 +26,8 @@ ROWS = 20
 """Slides that are left out and shown; all are in account.json."""
 MAX_READERS = 16
 EPILOG = (
-    "Examples:  fedad slides prepare slides.csv --out features --weights resnet50.pth --sha256 0676ba61...  |  "
-    "fedad slides prepare slides.csv --out features --encoder fedad --weights extractor.safetensors  |  "
+    "Examples:\n\nfedad slides prepare slides.csv --out features --weights resnet50.pth --sha256 0676ba61...\n\n"
+    "fedad slides prepare slides.csv --out features --encoder fedad --weights extractor.safetensors\n\n"
     "fedad slides prepare slides.csv --out features --weights resnet50.pth --sha256 0676ba61... --mpp 0.25 "
     "--preset biopsy\n\n"
     "Exit codes: 0 at least one slide is used; 1 none is; 2 the catalogue, the encoder or the folder cannot be used; "

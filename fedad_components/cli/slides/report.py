@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from fedad_components.cli.slides.ending import reported
 
 EPILOG = (
-    "Examples:  fedad slides report hospital-a.json hospital-b.json --out report.html  |  "
+    "Examples:\n\nfedad slides report hospital-a.json hospital-b.json --out report.html\n\n"
     "fedad slides report seed-*/hospital-*.json --out report.html --unit days --heatmaps maps\n\n"
     "Exit codes: 0 written; 2 a file cannot be used, or they do not go together; 130 interrupted."
 )
