@@ -286,35 +286,44 @@ def _work(
         shares: into how many the CPU's cores are parted, of which each process has one.
     """
     from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
     from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     from fedad_components.benchmark.run import finished_rounds, use_cores
+    from fedad_components.signals import exit_on_signals
 
     failed = 0
     columns = ("{task.description}", BarColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
     with (
+        exit_on_signals(),
         Progress(*columns, console=console) as progress,
         ProcessPoolExecutor(workers, get_context("spawn"), use_cores, (shares,)) as pool,
     ):
         task = progress.add_task("rounds", total=sum(run.rounds for run in waiting))
         futures = {pool.submit(execute, run): run for run in waiting}
         pending, began = set(futures), time.time()
-        while pending:
-            finished, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
-            for future in finished:
-                run = futures[future]
-                if error := future.exception():
-                    failed += 1
-                    progress.print(f"[red]{run.label}: {type(error).__name__}[/]: {escape(str(error))}", markup=True)
-                    continue
-                progress.print(f"{run.label}: {done(future.result())}", highlight=False, markup=False)
-            rounds = sum(
-                run.rounds if future.done() else finished_rounds(run.records, since=began)
-                for future, run in futures.items()
-            )
-            progress.update(task, completed=rounds)
+        try:
+            while pending:
+                finished, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    run = futures[future]
+                    if error := future.exception():
+                        failed += 1
+                        message = f"[red]{run.label}: {type(error).__name__}[/]: {escape(str(error))}"
+                        progress.print(message, markup=True)
+                        continue
+                    progress.print(f"{run.label}: {done(future.result())}", highlight=False, markup=False)
+                rounds = sum(
+                    run.rounds if future.done() else finished_rounds(run.records, since=began)
+                    for future, run in futures.items()
+                )
+                progress.update(task, completed=rounds)
+        except BaseException:  # Ctrl-C or a signal: else the pool would first work off everything that waits
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                worker.terminate()
+            raise
     return failed
 
 

@@ -22,7 +22,8 @@ def _group() -> None:
 
 
 @app.command(
-    epilog="Examples:\n\nfedad job export --out jobs --set federation.data_set=chest-xray --set federation.rounds=40\n\n"
+    epilog="Examples:\n\n"
+    "fedad job export --out jobs --set federation.data_set=chest-xray --set federation.rounds=40\n\n"
     "fedad job export --out jobs --set algorithm=histofl --set target.kind=survival"
 )
 def export(

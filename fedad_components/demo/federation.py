@@ -18,16 +18,14 @@ import contextlib
 import io
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import psutil
@@ -38,6 +36,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from fedad_components.files import write_atomic
 from fedad_components.flare.provision import provision, read_project
 from fedad_components.flare.site import SitePaths
+from fedad_components.signals import exit_on_signals
 
 HOST = "localhost"
 SERVER = "server"
@@ -80,7 +79,7 @@ class Federation:
         self._registered_before: dict[str, int] = {}
         self._sessions: dict[str, Session] = {}
         self._refused: Exception | None = None  # why the server last turned a session down
-        self._signals: dict[int, Any] = {}
+        self._signals = contextlib.ExitStack()
         self._submitted = 0
         self._project = _project(self.sites)
         self.people = {item["role"]: item["name"] for item in self._project["participants"] if item["type"] == "admin"}
@@ -334,8 +333,7 @@ class Federation:
 
     def __enter__(self) -> Federation:
         atexit.register(self.stop)
-        if threading.current_thread() is threading.main_thread():  # signal handlers can be set nowhere else
-            self._signals = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+        self._signals.enter_context(exit_on_signals())
         return self
 
     def __exit__(
@@ -345,13 +343,7 @@ class Federation:
             self.stop()
             atexit.unregister(self.stop)  # not if a second Ctrl-C has just interrupted it: then it is tried once more
         finally:
-            for number, handler in self._signals.items():
-                signal.signal(number, handler)
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    """Turn a signal that would end Python at once into an exception, so that the ``with`` block cleans up."""
-    raise SystemExit(128 + number)
+            self._signals.close()
 
 
 def _project(sites: Sequence[str]) -> dict[str, Any]:

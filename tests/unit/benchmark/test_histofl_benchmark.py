@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from histofl_data import write_brca, write_kirc, write_musk
 from typer.testing import CliRunner
@@ -151,6 +156,31 @@ def test_the_command_runs_what_is_missing(data: Path, tmp_path: Path) -> None:
         ("federated", 1),
     ]
     assert "survival by predicted risk" in (tmp_path / "results.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_no_worker_outlives_a_benchmark_that_is_ended(data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", "from fedad_components.cli import main; main()"]
+    command += ["benchmark", "histofl", "--data", str(data), "--study", "kirc", "--out", str(tmp_path)]
+    command += ["--seeds", "0-9", "--epochs", "1000", "--workers", "2", "--methods", "central,federated"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as benchmark:
+        started = psutil.Process(benchmark.pid)
+        try:
+            deadline = time.monotonic() + 120
+            while len(list(tmp_path.rglob("rounds.jsonl"))) < 2:
+                assert benchmark.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            workers = started.children(recursive=True)
+            assert len(workers) >= 2
+            benchmark.send_signal(number)
+            benchmark.wait(30)
+            _, alive = psutil.wait_procs(workers, timeout=10)
+            assert not alive
+        finally:
+            benchmark.kill()
+    assert benchmark.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
 
 
 def test_what_cannot_be_run_is_said_at_once(data: Path, tmp_path: Path) -> None:
