@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -61,6 +61,14 @@ class LoggedRun:
     def sites(self) -> list[str]:
         """All that were asked at least once."""
         return sorted({site for record in self.rounds for site in (*record.participants, *record.refused)})
+
+    @property
+    def tested(self) -> list[tuple[str, str]]:
+        """Every (target, protocol) that there is a result of."""
+        of_rows = [(row.target, row.protocol) for row in self.rows]
+        if not self.evaluation:
+            return of_rows
+        return of_rows + [(self.evaluation.target, result.name) for result in self.evaluation.results]
 
     def scores(self, metric: str) -> dict[tuple[str, str], float]:
         """(target, protocol) -> the score, as far as it is known."""
@@ -143,6 +151,36 @@ def read_rows(folders: Sequence[Path]) -> list[Row]:
     rows = [row for path in paths for row in Results.load(path).rows]
     check_unique(rows)
     return rows
+
+
+def narrowed(
+    runs: Sequence[LoggedRun], rows: Sequence[Row], targets: Sequence[str] = (), protocols: Sequence[str] = ()
+) -> tuple[list[LoggedRun], list[Row]]:
+    """What concerns these targets and protocols; none named means all. A run that was never tested has no target.
+
+    Raises:
+        RunsError: naming a target or protocol that nothing was tested on or by, and those there are.
+    """
+    tested = [key for run in runs for key in run.tested] + [(row.target, row.protocol) for row in rows]
+    for place, (word, wanted) in enumerate((("target", targets), ("protocol", protocols))):
+        known = dict.fromkeys(key[place] for key in tested)
+        if unknown := [name for name in wanted if name not in known]:
+            raise RunsError(f"{word} {unknown[0]!r}: nothing was tested so; expected one of {', '.join(known)}")
+
+    def concerned(target: str, protocol: str) -> bool:
+        return (not targets or target in targets) and (not protocols or protocol in protocols)
+
+    def of_run(run: LoggedRun) -> LoggedRun:
+        evaluation = run.evaluation
+        if evaluation:
+            results = [result for result in evaluation.results if concerned(evaluation.target, result.name)]
+            evaluation = evaluation.model_copy(update={"results": results})
+        return replace(
+            run, rows=[row for row in run.rows if concerned(row.target, row.protocol)], evaluation=evaluation
+        )
+
+    kept = [run for run in runs if not run.tested or any(concerned(*key) for key in run.tested)]
+    return [*map(of_run, kept)], [row for row in rows if concerned(row.target, row.protocol)]
 
 
 def grouped(runs: Sequence[LoggedRun]) -> list[Group]:

@@ -11,7 +11,9 @@ from rich.console import Console
 from fedad_components.cli.messages import complain
 
 EPILOG = (
-    "Example:  fedad figures bench --out figures\n\n"
+    "Examples:\n\nfedad figures bench --out figures\n\n"
+    "fedad figures bench/runs/fedad bench/runs/moon --out curves\n\n"
+    "fedad figures bench --target chulalongkorn --protocol source --protocol target --out figures\n\n"
     "Exit codes: 0 what the data suffice for is drawn; 1 there are no runs, or a file cannot be used."
 )
 
@@ -31,6 +33,14 @@ def figures(
         Literal["f1", "balanced_accuracy", "accuracy", "auc", "precision", "recall"],
         typer.Option(help="Score of the sweep over gamma and of the bars."),
     ] = "f1",
+    targets: Annotated[
+        list[str] | None,
+        typer.Option("--target", help="Only what was tested on it; may be repeated.", show_default="all"),
+    ] = None,
+    protocols: Annotated[
+        list[str] | None,
+        typer.Option("--protocol", help="Only what was tested by it; may be repeated.", show_default="all"),
+    ] = None,
 ) -> None:
     """Draw the paper's Figures 6 to 15, as SVG and PNG, each with its data as CSV.
 
@@ -38,14 +48,15 @@ def figures(
     are missing is listed with the reason.
     """
     from fedad_components.benchmark.figures import draw_all
-    from fedad_components.benchmark.logged import RunsError, read_rows, read_runs
+    from fedad_components.benchmark.logged import RunsError, narrowed, read_rows, read_runs
     from fedad_components.benchmark.results import ResultsError
     from fedad_components.config import ConfigError
     from fedad_components.records import RecordsError
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     try:
-        drawn = draw_all(read_runs(runs), read_rows(runs), out, metric)
+        chosen = narrowed(read_runs(runs), read_rows(runs), targets or (), protocols or ())
+        drawn = draw_all(*chosen, out, metric)
     except (ConfigError, RecordsError, ResultsError, RunsError, OSError) as error:
         complain(error)
         raise typer.Exit(1) from None

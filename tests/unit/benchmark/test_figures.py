@@ -171,6 +171,36 @@ def test_seeds_are_put_together_and_nothing_else(bench: Path) -> None:
     }
 
 
+def test_targets_and_protocols_are_chosen(bench: Path, tmp_path: Path) -> None:
+    row = read_rows([bench])[0]
+    elsewhere = [row.model_copy(update={"target": target, "method": "other"}) for target in ("west", "east")]
+    few_shot = row.model_copy(update={"protocol": "few-shot/1"})
+    results = Results.load(bench / "results.json")
+    write_run(tmp_path / "runs" / "untested", {}, 0, evaluated=False)
+    write_run(tmp_path / "runs" / "west", {"method": "moon"}, 0)
+    rows = [*results.rows, *elsewhere, few_shot]
+    Results(facts=results.facts, rows=rows).write(tmp_path / "results.json")
+
+    def drawn(*options: str) -> Path:
+        out = tmp_path / "out" / "-".join(options)
+        result = CliRunner().invoke(app, ["figures", str(tmp_path), "--out", str(out), *options])
+        assert result.exit_code == 0, result.output
+        return out
+
+    east = drawn("--target", "east")
+    assert {row["method"] for row in read(east / "13_method_bars.csv")} == {"other"}
+    assert {row["run"] for row in read(east / "07_convergence.csv")} == {"untested"}
+    assert not (east / "15_roc.csv").exists()
+    shown = read(drawn("--target", "west", "--protocol", "few-shot/1") / "13_method_bars.csv")
+    assert [(row["protocol"], row["method"], row["seed"]) for row in shown] == [("few-shot/1", "fedad", "0")]
+    west = drawn("--target", "west", "--target", "east", "--protocol", "source")
+    assert len(read(west / "13_method_bars.csv")) == len(rows) - 1
+    assert {row["run"] for row in read(west / "15_roc.csv")} == {"west"}
+    refused = CliRunner().invoke(app, ["figures", str(tmp_path), "--out", str(tmp_path), "--target", "north"])
+    assert refused.exit_code == 1
+    assert "target 'north': nothing was tested so; expected one of west, east" in " ".join(refused.output.split())
+
+
 def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunsError, match=r"no rounds\.jsonl"):
         read_runs([tmp_path])
