@@ -140,8 +140,10 @@ class Results(BaseModel):
         return Results(facts=self.facts, rows=rows)
 
     def write(self, path: str | Path) -> None:
-        """Write JSON, atomically."""
-        write_atomic(path, (self.model_dump_json(indent=2) + "\n").encode("utf-8"))
+        """Write JSON, atomically, with a line for each row: versions of a file differ in the rows that differ."""
+        rows = ",\n".join(row.model_dump_json() for row in self.rows)
+        text = f'{{"facts": {self.facts.model_dump_json()},\n"rows": [\n{rows}\n]}}\n'
+        write_atomic(path, text.encode("utf-8"))
 
     @classmethod
     def load(cls, path: str | Path) -> Results:
