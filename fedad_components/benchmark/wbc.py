@@ -8,17 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from fedad_components.demo.data import DemoDataError, read_benchmark
 from fedad_components.evaluation.images import LabelledImages
 from fedad_components.fedsd.trainer import chosen_images
+from fedad_components.files import write_atomic
 from fedad_components.imaging.cache import cache_side
-from fedad_components.imaging.catalogue import DataSet
+from fedad_components.imaging.catalogue import VERSION, DataSet
 from fedad_components.imaging.ingest import ingest
 
 TARGETS = ("chulalongkorn", "barcelona_pbc", "bccd")
+BENCHMARK = "benchmark.csv"
 FEWEST = 20
 """Images of a class below which the target's folds and ten labels a class make no sense: the class is left out."""
+
+Line = dict[str, str]
+"""A line of ``benchmark.csv``: an image."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +66,12 @@ def load(data_dir: str | Path, target: str, image_size: int, cache_dir: str | Pa
         DemoDataError: if the folder, ``benchmark.csv`` or an image is missing, or there is no such target.
     """
     data_dir, cache_dir = Path(data_dir).resolve(), Path(cache_dir)
-    rows = read_benchmark(data_dir / "benchmark.csv")
+    rows = read_benchmark(data_dir / BENCHMARK)
     sites = sorted({row["site"] for row in rows})
     if target not in sites:
         raise DemoDataError(f"target {target!r}: no such laboratory; expected one of {', '.join(sites)}")
 
-    def images(site: str, chosen: Sequence[dict[str, str]]) -> LabelledImages:
+    def images(site: str, chosen: Sequence[Line]) -> LabelledImages:
         entry = DataSet(id=site, folder=data_dir, files=tuple(row["file"] for row in chosen))
         cached = ingest(entry, cache_dir / "train" if site != target else cache_dir / "unseen", cache_side(image_size))
         by_file = {row["file"]: row for row in chosen}
@@ -73,15 +79,42 @@ def load(data_dir: str | Path, target: str, image_size: int, cache_dir: str | Pa
         groups = [row["group"] or None for row in found]
         return LabelledImages(site, cached.images, [row["label"] for row in found], groups if any(groups) else None)
 
-    of_target = [row for row in rows if row["site"] == target]
-    counts = Counter(row["label"] for row in of_target)
-    left_out = {label: count for label, count in sorted(counts.items()) if count < FEWEST}
     return Laboratories(
-        tuple(
-            images(site, [row for row in rows if row["site"] == site and row["split"] != "test"])
-            for site in sites
-            if site != target
-        ),
-        images(target, [row for row in of_target if row["label"] not in left_out]),
-        left_out,
+        tuple(images(site, training_rows(rows, site)) for site in sites if site != target),
+        images(target, unseen_rows(rows, target)),
+        _too_few(rows, target),
     )
+
+
+def training_rows(rows: Sequence[Line], site: str) -> list[Line]:
+    """What a laboratory trains on: all of its images that are not marked for tests."""
+    return [row for row in rows if row["site"] == site and row["split"] != "test"]
+
+
+def unseen_rows(rows: Sequence[Line], site: str) -> list[Line]:
+    """What is tested where the laboratory is the unseen one: all of its images, but for classes with too few."""
+    too_few = _too_few(rows, site)
+    return [row for row in rows if row["site"] == site and row["label"] not in too_few]
+
+
+def _too_few(rows: Sequence[Line], site: str) -> dict[str, int]:
+    counts = Counter(row["label"] for row in rows if row["site"] == site)
+    return {label: count for label, count in sorted(counts.items()) if count < FEWEST}
+
+
+def write_catalogue(data_dir: str | Path, path: Path) -> None:
+    """A catalogue with two data sets of each laboratory: ``<laboratory>``, what it trains on, and
+    ``<laboratory>-unseen``, what is tested where it is the unseen one. `fedad probe` and `fedad diagnose` read it.
+
+    Raises:
+        DemoDataError: if ``benchmark.csv`` is missing or cannot be used.
+    """
+    data_dir = Path(data_dir).resolve()
+    rows = read_benchmark(data_dir / BENCHMARK)
+    table = {"file": str(data_dir / BENCHMARK), "path": "file", "patient": "group", "label": "label"}
+    entries = {
+        name: {"folder": str(data_dir), "files": [row["file"] for row in chosen], "table": table}
+        for site in sorted({row["site"] for row in rows})
+        for name, chosen in ((site, training_rows(rows, site)), (f"{site}-unseen", unseen_rows(rows, site)))
+    }
+    write_atomic(path, yaml.safe_dump({"version": VERSION, "data_sets": entries}, sort_keys=False).encode("utf-8"))

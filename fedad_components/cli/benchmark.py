@@ -225,8 +225,10 @@ def _run_all(runs: Sequence[Run], out: Path, preset: str, workers: int, console:
     """Run what results.json lacks; how many failed."""
     from fedad_components.benchmark.results import FILE_NAME, Results, Row, append_row
     from fedad_components.benchmark.run import execute, open_results
+    from fedad_components.benchmark.wbc import write_catalogue
 
     results = open_results(out, preset, _command())
+    write_catalogue(runs[0].data_dir, out / "catalogue.yaml")
     there = {(row.method, row.seed, row.target) for row in results.rows}
     waiting = [run for run in runs if (run.variant, run.seed, run.target) not in there]
     console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them done before", highlight=False)

@@ -27,11 +27,14 @@ from fedad_components.benchmark.variants import (
     find_variant,
     honest,
 )
-from fedad_components.benchmark.wbc import load
+from fedad_components.benchmark.wbc import load, write_catalogue
 from fedad_components.cli import app
 from fedad_components.demo.data import DemoDataError
+from fedad_components.evaluation.catalogued import labelled_images
 from fedad_components.evaluation.site_vectors import read_head
 from fedad_components.fedsd.trainer import LocalTrainer
+from fedad_components.imaging.cache import cache_side
+from fedad_components.imaging.catalogue import Catalogue
 from fedad_components.records import read_records
 
 TINY = Preset(image_size=32, batch_size=8, rounds=2, epochs=1, max_images=16)
@@ -60,6 +63,21 @@ def laboratories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open(folder / "benchmark.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["file", "site", "label", "role", "split", "group"], *rows])
     return folder
+
+
+def test_the_catalogue_names_the_very_images(laboratories: Path, tmp_path: Path) -> None:
+    write_catalogue(laboratories, tmp_path / "catalogue.yaml")
+    catalogue = Catalogue.load(tmp_path / "catalogue.yaml")
+    for target in ("east", "north"):
+        loaded = load(laboratories, target, 32, tmp_path)
+        for wanted, name in [(source, source.name) for source in loaded.sources] + [
+            (loaded.target, f"{target}-unseen")
+        ]:
+            found, unlabelled = labelled_images(catalogue.data_set(name), tmp_path / "cache", cache_side(32))
+            assert unlabelled == 0
+            assert np.array_equal(found.images, wanted.images)
+            assert found.labels == wanted.labels
+            assert found.units.tolist() == wanted.units.tolist()
 
 
 @pytest.fixture
