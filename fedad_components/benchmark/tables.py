@@ -12,7 +12,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fedad_components.benchmark.results import METRICS, Results, Row
-from fedad_components.benchmark.statistics import Family, Test, compare, estimate
+from fedad_components.benchmark.statistics import Family, Test, compare, estimate, paired
+from fedad_components.benchmark.variants import JITTERED
 from fedad_components.demo.report import duration, size
 from fedad_components.files import write_atomic
 
@@ -107,9 +108,26 @@ def overviews(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
                     }
                     for (method,), group in of_method.items()
                 ],
+                "jitter": [*_jitter_effects(members, list(transductive), metric)],
             }
         )
     return found
+
+
+def _jitter_effects(rows: Sequence[Row], protocols: Sequence[str], metric: str) -> Iterator[dict[str, Any]]:
+    """What stain jitter adds to each method with two seeds or more with and without it, paired, by every protocol."""
+    scores = {
+        key: {row.seed: row.metrics[metric] for row in group if metric in row.metrics}
+        for key, group in _grouped(rows, "method", "protocol").items()
+    }
+    for (method,) in _grouped(rows, "method"):
+        pairs = [(scores.get((method + JITTERED, name), {}), scores.get((method, name), {})) for name in protocols]
+        if (n := max(len(jittered.keys() & plain.keys()) for jittered, plain in pairs)) > 1:
+            yield {
+                "method": method,
+                "n": n,
+                "cells": [_difference(paired(method, *pair)) for pair in pairs],
+            }
 
 
 def _marked(scores: Sequence[Sequence[float]], all_scores: Sequence[Sequence[Sequence[float]]]) -> list[dict[str, Any]]:
@@ -203,19 +221,24 @@ def _nt_xent(rows: Sequence[Row]) -> str:
 
 def _test(test: Test) -> dict[str, Any]:
     """The figures of a test as text."""
-    difference = NOTHING if test.difference is None else f"{test.difference:+.3f}"
-    if test.low is not None and test.high is not None:
-        difference += f" [{test.low:+.3f}, {test.high:+.3f}]"
     p = {name: _p(getattr(test, name)) for name in ("t_p", "t_p_holm", "wilcoxon_p", "wilcoxon_p_holm")}
     effect = {name: NOTHING if (value := getattr(test, name)) is None else f"{value:+.2f}" for name in ("d_z", "g_z")}
     return {
         "method": test.method,
         "n": test.n,
-        "difference": difference,
+        "difference": _difference(test),
         **p,
         **effect,
         "remark": "; ".join(test.notes),
     }
+
+
+def _difference(test: Test) -> str:
+    """``+0.048 [-0.185, +0.281]``."""
+    if test.difference is None:
+        return NOTHING
+    interval = "" if test.low is None or test.high is None else f" [{test.low:+.3f}, {test.high:+.3f}]"
+    return f"{test.difference:+.3f}{interval}"
 
 
 def _p(value: float | None) -> str:

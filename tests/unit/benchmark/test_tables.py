@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from fedad_components.benchmark.results import Facts, Results, Row
 from fedad_components.benchmark.statistics import StatisticsError
 from fedad_components.benchmark.tables import html, markdown, write_tables
+from fedad_components.benchmark.variants import JITTERED
 from fedad_components.cli.benchmark import app
 
 
@@ -60,6 +63,25 @@ def test_markdown_is_well_formed_and_right() -> None:
         "Cost of one training³",
     ]
     assert all(mark in text.split("## Cost")[1] for mark in ("¹", "²", "³"))
+
+
+def test_what_stain_jitter_adds_is_paired_by_seed() -> None:
+    found, rows = results(), []
+    gains = {"fedad": {0: 0.05, 2: 0.15, 9: 0.4}, "base": {0: 0.1}}  # seed 9 is not among those without
+    for row in found.rows:
+        for seed, gain in gains.get(row.method, {}).items():
+            if row.seed == (0 if seed == 9 else seed):
+                metrics = {"f1": row.metrics["f1"] + gain}
+                rows.append(row.model_copy(update={"method": row.method + JITTERED, "seed": seed, "metrics": metrics}))
+    both = Results(facts=found.facts, rows=[*found.rows, *rows])
+    table = tables(markdown(both, "base", "f1"))[1]
+    assert table[0] == ["method", "pairs", "source", "source/AdaBN (transductive)"]
+    half = stats.t.ppf(0.975, 1) * 0.1 / math.sqrt(2) / math.sqrt(2)
+    cell = f"+0.100 [{0.1 - half:+.3f}, {0.1 + half:+.3f}]"
+    assert table[2:] == [["fedad", "2", cell, cell]]
+    page = html(both, "base", "f1")
+    assert "What stain jitter adds" in page
+    assert f"<td>{cell}</td>" in page
 
 
 def test_one_seed_is_never_the_best_beside_several() -> None:
