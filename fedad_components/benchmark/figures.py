@@ -23,9 +23,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedad_components.benchmark.logged import Group, LoggedRun, grouped
 from fedad_components.benchmark.results import METRICS, Row
-from fedad_components.benchmark.statistics import Estimate, estimate
 from fedad_components.evaluation.results import Result
 from fedad_components.files import make_private_dir, write_atomic
+from fedad_components.over_seeds import Estimate
 from fedad_components.plotting import (
     COLOURS,
     FAINT,
@@ -152,7 +152,7 @@ def gamma_sweep(material: Material) -> Picture:
     for index, ((_, target, protocol), members) in enumerate(sweeps.items()):
         points = _by(members, "gamma")
         gammas = sorted(key[0] for key in points)
-        found = [estimate("", [row[material.metric] for row in points[(gamma,)]]) for gamma in gammas]
+        found = [Estimate.of([row[material.metric] for row in points[(gamma,)]]) for gamma in gammas]
         _error_line(panel, gammas, found, index)
         ends[f"{target}, {protocol}"] = (index, gammas[-1], found[-1].mean)
     panel.set(
@@ -328,12 +328,12 @@ def method_bars(material: Material) -> Picture:
     for panel, ((target, protocol), members) in zip(panels, families.items(), strict=True):
         for (method,), points in _by(members, "method").items():
             place, values = methods.index(method), [row[metric] for row in points]
-            found = estimate(method, values)
+            found = Estimate.of(values)
             panel.barh(place, found.mean, 0.72, color=COLOURS[5], xerr=found.sd, error_kw={"capsize": 2.5, "lw": 1.2})
             panel.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=3, alpha=0.8)
             right = max(found.mean + (found.sd or 0.0), *values)
             panel.annotate(
-                f"{found.mean:.2f} (n = {found.n})",
+                f"{found.mean:.2f} (n = {found.seeds})",
                 (right, place),
                 (5, 0),
                 textcoords="offset points",

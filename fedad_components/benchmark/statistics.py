@@ -38,16 +38,6 @@ class StatisticsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """One method in one family: mean and sample standard deviation (n - 1; None for one seed) over n seeds."""
-
-    method: str
-    n: int
-    mean: float
-    sd: float | None
-
-
-@dataclass(frozen=True)
 class Test:
     """One method against the baseline on their n common seeds; figures in units of the score, methods minus baseline.
 
@@ -72,14 +62,13 @@ class Test:
 
 @dataclass(frozen=True)
 class Family:
-    """All methods on one target by one protocol; ``tests`` is in the order of ``estimates``, without the baseline."""
+    """All methods but the baseline on one target by one protocol, in the order in which the rows name them."""
 
     target: str
     protocol: str
     transductive: bool
     metric: str
     baseline: str
-    estimates: tuple[Estimate, ...]
     tests: tuple[Test, ...]
 
 
@@ -120,18 +109,10 @@ def _family(rows: Sequence[Row], baseline: str, metric: str) -> Family:
         transductive=any(row.transductive for row in rows),
         metric=metric,
         baseline=baseline,
-        estimates=tuple(estimate(name, list(of_seed.values())) for name, of_seed in scores.items()),
         tests=tuple(
             replace(test, t_p_holm=t_holm.get(test.method), wilcoxon_p_holm=wilcoxon_holm.get(test.method))
             for test in tests
         ),
-    )
-
-
-def estimate(method: str, values: Sequence[float]) -> Estimate:
-    """Mean and standard deviation of one value or more."""
-    return Estimate(
-        method, len(values), float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
     )
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fedad_components.benchmark.results import METRICS, Results, Row
-from fedad_components.benchmark.statistics import Family, Test, compare, estimate, paired
+from fedad_components.benchmark.statistics import Family, Test, compare, paired
 from fedad_components.benchmark.variants import JITTERED
 from fedad_components.demo.report import duration, size
 from fedad_components.files import write_atomic
+from fedad_components.over_seeds import Estimate
 
 NOTHING = "–"
 FOOTNOTES = (
@@ -202,10 +203,7 @@ def _grouped(rows: Sequence[Row], *fields: str) -> dict[tuple[str, ...], list[Ro
 
 def _mean(values: Sequence[float]) -> str:
     """``0.540 ± 0.031``; without the deviation for one value."""
-    if not values:
-        return NOTHING
-    found = estimate("", values)
-    return f"{found.mean:.3f}" if found.sd is None else f"{found.mean:.3f} ± {found.sd:.3f}"
+    return str(Estimate.of_defined(values) or NOTHING)
 
 
 def _nt_xent(rows: Sequence[Row]) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+
+from fedad_components.over_seeds import Estimate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,24 +64,6 @@ class Run(ABC):
     def where(self) -> str:
         """For messages."""
         return f"{self.method}, {self.site}, seed {self.seed}"
-
-
-class Estimate(NamedTuple):
-    """Mean and sample standard deviation over the seeds in which a score is defined, and how many those are."""
-
-    mean: float
-    sd: float | None
-    """None of one seed."""
-    seeds: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" if self.sd is None else f"{self.mean:.3f} ± {self.sd:.3f}"
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> Estimate | None:
-        """None where no seed has a value."""
-        known = [value for value in values if value is not None]
-        return cls(fmean(known), stdev(known) if len(known) > 1 else None, len(known)) if known else None
 
 
 class TableRow(NamedTuple):
@@ -141,5 +125,5 @@ def _row(method: str, site: str, runs: Sequence[Run]) -> TableRow:
         len(runs),
         fmean(run.patients for run in runs),
         any(run.binned for run in runs),
-        {name: Estimate.of([found.get(name) for found in scores]) for name in names},
+        {name: Estimate.of_defined([found.get(name) for found in scores]) for name in names},
     )

@@ -15,10 +15,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedad_components import plotting
 from fedad_components.mil.counts import Floats, Ints
-from fedad_components.mil.evaluate import Estimate
 from fedad_components.mil.evaluate_classes import Roc
 from fedad_components.mil.evaluate_survival import GroupCurves, group_names
 from fedad_components.mil.survival_metrics import KaplanMeier, LogRank
+from fedad_components.over_seeds import Estimate
 from fedad_components.plotting import COLOURS, FAINT, INK, SOFT, STYLE, look
 
 _GRID = np.linspace(0, 1, 401)
@@ -154,7 +154,7 @@ def _roc(panel: Axes, curves: Sequence[Roc], number: int) -> None:
         )
     if several:
         panel.plot(_GRID, mean_sensitivity(curves), color=colour)
-    area = Estimate.of([roc.auc for roc in curves])
+    area = Estimate.of_defined([roc.auc for roc in curves])
     text = f"AUC {area}" if area else "does not occur, or is alone"
     panel.text(0.98, 0.05, text, ha="right", fontsize=8.5, transform=panel.transAxes)
 

@@ -16,12 +16,13 @@ from fedad_components.benchmark.results import Facts
 from fedad_components.benchmark.statistics import holm, paired
 from fedad_components.files import write_atomic
 from fedad_components.mil.bins import SurvivalError
-from fedad_components.mil.evaluate import Estimate, Run
+from fedad_components.mil.evaluate import Run
 from fedad_components.mil.evaluate_classes import Classified
 from fedad_components.mil.evaluate_survival import Survived
 from fedad_components.mil.figures import p_value
 from fedad_components.mil.report import Report, write_report
 from fedad_components.mil.survival_metrics import cumulative_dynamic_auc
+from fedad_components.over_seeds import Estimate
 
 NOTHING = "–"
 
@@ -100,7 +101,7 @@ def _row(
     title: str, outcomes: Sequence[Outcome], scores: Sequence[dict[str, float | None]], names: Sequence[str]
 ) -> dict[str, Any]:
     """A row of the main table, as text."""
-    last = Estimate.of([outcome.last for outcome in outcomes])
+    last = Estimate.of_defined([outcome.last for outcome in outcomes])
     return {
         "title": title,
         "seeds": len(outcomes),
@@ -120,7 +121,7 @@ def _cell(name: str, values: Sequence[float | None]) -> str:
     if name.endswith(" p"):
         return f"{p_value(median(known))} ({sum(p < 0.05 for p in known)} of {len(known)})"
     missing = f" ({len(known)})" if len(known) < len(values) else ""
-    return f"{Estimate.of(values)}{missing}"
+    return f"{Estimate.of(known)}{missing}"
 
 
 def _at(site: str, outcomes: Sequence[Outcome]) -> str:

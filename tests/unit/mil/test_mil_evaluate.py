@@ -9,7 +9,7 @@ from sklearn.metrics import auc
 
 from fedad_components.mil.bins import SurvivalError
 from fedad_components.mil.counts import Grid
-from fedad_components.mil.evaluate import ALL_SITES, Estimate, EvaluationError, over_sites, table
+from fedad_components.mil.evaluate import ALL_SITES, EvaluationError, over_sites, table
 from fedad_components.mil.evaluate_classes import ClassCounts, Classified, Roc
 from fedad_components.mil.evaluate_survival import (
     SurvivalCounts,
@@ -23,6 +23,7 @@ from fedad_components.mil.federated_metrics import Confusion, RiskSetTable, Risk
 from fedad_components.mil.figures import mean_sensitivity
 from fedad_components.mil.metrics import bag_scores
 from fedad_components.mil.survival_metrics import PairCounts
+from fedad_components.over_seeds import Estimate
 
 TIMES, EVENTS = np.array(SMALL["time"]), np.array(SMALL["event"], dtype=bool)
 
@@ -222,8 +223,8 @@ def test_the_table_has_means_over_seeds_by_site_and_of_all() -> None:
 
 
 def test_a_score_that_some_seeds_lack_says_in_how_many_it_is() -> None:
-    assert Estimate.of([None, None]) is None
-    assert Estimate.of([0.5, None, 0.7]) == (pytest.approx(0.6), pytest.approx(0.1414, abs=1e-4), 2)
+    assert Estimate.of_defined([None, None]) is None
+    assert Estimate.of_defined([0.5, None, 0.7]) == (pytest.approx(0.6), pytest.approx(0.1414, abs=1e-4), 2)
     assert str(Estimate.of([0.5])) == "0.500"
     assert str(Estimate.of([0.5, 0.7])) == "0.600 ± 0.141"
 
