@@ -142,9 +142,10 @@ def log_rank_of(died: Ints, at_risk: Ints) -> LogRank:
     excess = (died - d * share).sum(axis=1)
     factor = d * (n - d) / np.maximum(n - 1, 1)
     covariance = np.diag((factor * share).sum(axis=1)) - (factor * share) @ share.T
-    # The groups' excesses sum to 0, so that the matrix has a direction without variance.
-    chi2 = float(excess @ np.linalg.pinv(covariance, hermitian=True) @ excess)
+    # The groups' excesses sum to 0: one of them is left out, since the whole matrix is singular but for rounding.
     degrees = len(died) - 1
+    excess, covariance = excess[:degrees], covariance[:degrees, :degrees]
+    chi2 = float(excess @ np.linalg.pinv(covariance, hermitian=True) @ excess)
     return LogRank(chi2, float(stats.chi2.sf(chi2, degrees)), degrees)
 
 

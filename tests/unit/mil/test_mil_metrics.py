@@ -32,6 +32,7 @@ from fedad_components.mil.survival_metrics import (
     cumulative_dynamic_auc,
     kaplan_meier,
     log_rank,
+    log_rank_of,
     pair_counts,
 )
 
@@ -193,6 +194,18 @@ def test_log_rank_and_curve_by_slow_loops(seed: int, n: int, groups: int) -> Non
     if np.linalg.matrix_rank(covariance[1:, 1:]) == groups - 1:
         expected = excess[1:] @ np.linalg.solve(covariance[1:, 1:], excess[1:])
         assert log_rank(times, events, of).chi2 == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_log_rank_of_two_groups_is_the_closed_form() -> None:
+    """Whatever the rounding: the groups' covariance is singular, and an inverse of its rounding would be noise."""
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        at_risk = generator.integers(1, 300, (2, 160)) // [[1], [generator.integers(1, 20)]] + 1
+        died = generator.binomial(at_risk, 0.02)
+        d, n = died.sum(axis=0), at_risk.sum(axis=0)
+        excess = np.sum(died[0] - d * at_risk[0] / n)
+        variance = np.sum(d * (n - d) * at_risk[0] * at_risk[1] / (n**2 * (n - 1.0)))
+        assert log_rank_of(died, at_risk).chi2 == pytest.approx(excess**2 / variance, rel=1e-9)
 
 
 def test_dynamic_auc_without_censoring_is_an_auc() -> None:
