@@ -66,12 +66,16 @@ class Material:
 
     @property
     def fedad(self) -> list[Group]:
-        """Groups whose losses and schedule are the paper's.
+        """Groups whose losses and schedule are the paper's; training with labels has neither.
 
         Raises:
             Missing: if there is none.
         """
-        found = [group for group in self.groups if group.config.method == "fedad" and any(r.rounds for r in group.runs)]
+        found = [
+            group
+            for group in self.groups
+            if group.config.method == "fedad" and any(run.rounds and not run.supervised for run in group.runs)
+        ]
         if not found:
             raise Missing("no finished round of method fedad")
         return found

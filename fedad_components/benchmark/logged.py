@@ -63,6 +63,12 @@ class LoggedRun:
         return sorted({site for record in self.rounds for site in (*record.participants, *record.refused)})
 
     @property
+    def supervised(self) -> bool:
+        """Whether labels trained it: then its losses have a total and no NT-Xent."""
+        losses = [found for record in self.rounds for found in record.losses.values()]
+        return bool(losses) and all(found.contrastive is None for found in losses)
+
+    @property
     def tested(self) -> list[tuple[str, str]]:
         """Every (target, protocol) that there is a result of."""
         of_rows = [(row.target, row.protocol) for row in self.rows]
@@ -106,6 +112,8 @@ def read_runs(folders: Sequence[Path]) -> list[LoggedRun]:
             f"{', '.join(map(str, folders))}: no {records.FILE_NAME} in or below; expected the folders of runs"
         )
     common = Path(os.path.commonpath([path.parent for path in paths]))
+    if len(paths) == 1 and paths[0] not in folders:  # named below what was asked for, not by its seed alone
+        common = next(folder for folder in folders if paths[0].is_relative_to(folder))
     return [_read(path, path.relative_to(common).as_posix()) for path in paths]
 
 

@@ -47,8 +47,9 @@ EPILOG = (
     "Examples:\n\nfedad benchmark wbc --data wbc --methods fedad,moon --out bench\n\nfedad benchmark wbc --data wbc "
     "--methods all --seeds 0,1,2 --preset full --workers 2 --out bench\n\nfedad benchmark wbc --data wbc --exact "
     "--methods fedad,fedad@loss.gamma=0+views.hue=0.1 --out search\n\n"
-    "The same command again goes on where it stopped. Exit codes: 0 done; 1 the images or the results cannot be used, "
-    "or a run failed; 130 interrupted."
+    "The same command again does what is missing; a run that was interrupted begins anew. On a machine that others use "
+    "too, let --workers be its cores: threads of one run that wait for each other lose most there.\n\n"
+    "Exit codes: 0 done; 1 the images or the results cannot be used, or a run failed; 130 interrupted."
 )
 
 
@@ -67,7 +68,7 @@ def wbc(
     target: Annotated[str, typer.Option(help="The unseen laboratory.")] = "chulalongkorn",
     preset: Annotated[Literal["quick", "full"], typer.Option(help="How much is trained.")] = "quick",
     exact: Annotated[
-        bool, typer.Option("--exact", help="Only what --methods names, for controlled experiments; no table is honest.")
+        bool, typer.Option("--exact", help="Only the rows that --methods names, without those that are always run.")
     ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the CPU's cores.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
@@ -322,6 +323,7 @@ def _work(
                 )
                 progress.update(task, completed=rounds)
         except BaseException:  # Ctrl-C or a signal: else the pool would first work off everything that waits
+            progress.print("interrupted: finished runs are kept, and the same command does the others")
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
                 worker.terminate()

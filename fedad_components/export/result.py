@@ -132,6 +132,11 @@ def _check(result: JobResult, config_path: Path) -> None:
         "image_size": str(model.image_size),
     }
     for key, value in expected.items():
+        if key == "rounds" and key not in told:
+            raise ExportError(
+                f"{result.extractor}: of no finished job (a run of `fedad benchmark` is none): expected the folder "
+                f"'fedad' of a downloaded job"
+            )
         if told.get(key) != value:
             beside = records.FILE_NAME if key == "rounds" else config_path
             raise ExportError(

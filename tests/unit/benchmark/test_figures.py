@@ -171,6 +171,25 @@ def test_seeds_are_put_together_and_nothing_else(bench: Path) -> None:
     }
 
 
+def test_a_run_alone_is_not_called_by_its_seed(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "fedad" / "west" / "0", {}, 0)
+    assert [group.label for group in grouped(read_runs([tmp_path]))] == ["runs/fedad/west"]
+    assert [group.label for group in grouped(read_runs([tmp_path / "runs" / "fedad"]))] == ["west"]
+
+
+def test_training_with_labels_is_not_the_papers_method(tmp_path: Path) -> None:
+    write_run(tmp_path / "supervised" / "0", {}, 0)
+    records = tmp_path / "supervised" / "0" / "rounds.jsonl"
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    for line in lines:
+        line["losses"] = {site: {"total": 1.0} for site in line["losses"]}
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = draw_all(read_runs([tmp_path]), [], tmp_path / "out")
+    of_fedad = {"08_loss_components", "10_phases", "11_alignment_weight"}
+    assert {drawn.missing[name] for name in of_fedad} == {"no finished round of method fedad"}
+    assert "09_instability" in drawn.files
+
+
 def test_targets_and_protocols_are_chosen(bench: Path, tmp_path: Path) -> None:
     row = read_rows([bench])[0]
     elsewhere = [row.model_copy(update={"target": target, "method": "other"}) for target in ("west", "east")]

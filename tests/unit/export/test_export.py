@@ -209,6 +209,10 @@ def test_files_of_two_jobs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a/rounds.jsonl").write_text(lines[0])
     with pytest.raises(ExportError, match=r"rounds is '2', and rounds.jsonl says '1'"):
         JobResult.read(tmp_path / "a")
+    config = FedADConfig.load(tmp_path / "b/config.json")
+    save_extractor(tmp_path / "b/extractor.safetensors", initial_state(config), config)
+    with pytest.raises(ExportError, match=r"of no finished job \(a run of `fedad benchmark` is none\)"):
+        JobResult.read(tmp_path / "b")
     (tmp_path / "b/extractor.safetensors").unlink()
     with pytest.raises(ExportError, match="expected the folder 'fedad' of a downloaded job"):
         JobResult.read(tmp_path / "b")
