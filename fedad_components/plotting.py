@@ -57,6 +57,7 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
     "legend.frameon": False,
+    "text.parse_math": False,  # a folder's name may hold a dollar sign
     "svg.hashsalt": "fedad",  # the same data give the same bytes
 }
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedad_components import records
 from fedad_components.benchmark.results import FILE_NAME, Results, Row, check_unique
-from fedad_components.config import FedADConfig
+from fedad_components.config import ConfigError, FedADConfig
 from fedad_components.evaluation.results import Evaluation
 from fedad_components.evaluation.scores import Scores
 from fedad_components.records import RoundRecord
@@ -22,6 +22,7 @@ from fedad_components.records import RoundRecord
 CONFIG = "config.json"
 EVALUATION = "evaluation.json"
 BY_ROUND = "by_round.jsonl"
+MOST_ROUNDS = 100_000
 
 
 class RunsError(ValueError):
@@ -126,10 +127,16 @@ def _read(folder: Path, name: str) -> LoggedRun:
             evaluation = Evaluation.model_validate_json(path.read_text(encoding="utf-8"))
         except (ValidationError, UnicodeDecodeError) as error:
             raise RunsError(f"{path}: expected what `fedad probe --json` prints: {error}") from None
+    try:
+        config = FedADConfig.load(folder / CONFIG)
+    except ConfigError as error:
+        raise RunsError(f"{folder / CONFIG}: no configuration of FedAD: {error}") from None
+    rounds = records.read_records(folder / records.FILE_NAME)
+    _require_plausible(folder / records.FILE_NAME, [record.round for record in rounds])
     return LoggedRun(
         name,
-        FedADConfig.load(folder / CONFIG),
-        records.read_records(folder / records.FILE_NAME),
+        config,
+        rounds,
         Results.load(folder / FILE_NAME).rows if (folder / FILE_NAME).is_file() else [],
         evaluation,
         _read_by_round(folder / BY_ROUND),
@@ -141,12 +148,23 @@ def _read_by_round(path: Path) -> list[SiteScores]:
     if not path.is_file():
         return []
     found = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except UnicodeDecodeError:
+        raise RunsError(f"{path}: expected UTF-8 text") from None
+    for number, text in enumerate(lines, start=1):
         try:
             found.append(SiteScores.model_validate_json(text))
         except ValidationError as error:
             raise RunsError(f"{path}, line {number}: expected the scores of a laboratory: {error}") from None
+    _require_plausible(path, [point.round for point in found])
     return found
+
+
+def _require_plausible(path: Path, rounds: Sequence[int]) -> None:
+    """RunsError for a round so late that the file must be damaged: a picture has a place for each round before it."""
+    if rounds and max(rounds) >= MOST_ROUNDS:
+        raise RunsError(f"{path}: round {max(rounds):,}: expected fewer than {MOST_ROUNDS:,}")
 
 
 def read_rows(folders: Sequence[Path]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -129,15 +130,15 @@ class Results(BaseModel):
         check_unique(rows)
         return rows
 
-    def with_row(self, row: Row) -> Results:
-        """These results and one row more.
+    def with_rows(self, rows: Sequence[Row]) -> Results:
+        """These results and more rows.
 
         Raises:
             ResultsError: if there is such a row already.
         """
-        rows = [*self.rows, row]
-        check_unique(rows)
-        return Results(facts=self.facts, rows=rows)
+        together = [*self.rows, *rows]
+        check_unique(together)
+        return Results(facts=self.facts, rows=together)
 
     def write(self, path: str | Path) -> None:
         """Write JSON, atomically, with a line for each row: versions of a file differ in the rows that differ."""
@@ -177,8 +178,8 @@ def check_unique(rows: list[Row]) -> None:
         seen.add(row.key)
 
 
-def append_row(path: str | Path, row: Row) -> None:
-    """Add one row to the file. Processes may do so at the same time: each waits for its turn.
+def append_rows(path: str | Path, rows: Sequence[Row]) -> None:
+    """Add a run's rows to the file, all or none. Processes may do so at the same time: each waits for its turn.
 
     Raises:
         ResultsError: if the file cannot be used, or has such a row already.
@@ -186,6 +187,6 @@ def append_row(path: str | Path, row: Row) -> None:
     path = Path(path)
     try:
         with alone_in(path.parent):
-            Results.load(path).with_row(row).write(path)
+            Results.load(path).with_rows(rows).write(path)
     except OSError as error:
         raise ResultsError(f"{path}: cannot be written: {error}") from error

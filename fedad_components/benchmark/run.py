@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -99,11 +101,19 @@ def finished_rounds(records: Path, since: float) -> int:
 def use_cores(workers: int) -> None:
     """In a worker's process: its share of the CPU's cores, for scikit-learn's libraries too.
 
-    Threads that wait for each other in a busy loop made an evaluation six times as long on a loaded machine.
+    Threads that wait for each other in a busy loop made an evaluation six times as long on a loaded machine. The worker
+    ends with the process that started it, even if that was killed: else it would train on, beside the next attempt.
     """
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     threads = max(1, (os.cpu_count() or 1) // workers)
     torch.set_num_threads(threads)
     threadpool_limits(threads)
+
+
+def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def open_results(out: Path, preset: str, command: str) -> Results:

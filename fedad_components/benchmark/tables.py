@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
@@ -145,8 +146,8 @@ def _marked(scores: Sequence[Sequence[float]], all_scores: Sequence[Sequence[Seq
 
 
 def _one_cell(value: object) -> object:
-    """A label with a bar would end its cell of a Markdown table."""
-    return value.replace("|", "\\|") if isinstance(value, str) else value
+    """A label with a bar or a new line would end its cell of a Markdown table, and HTML in it would be HTML."""
+    return escape(" ".join(value.split("\n")), quote=False).replace("|", "\\|") if isinstance(value, str) else value
 
 
 def _sections(rows: Sequence[Row], families: dict[tuple[str, str], Family]) -> Iterator[dict[str, Any]]:

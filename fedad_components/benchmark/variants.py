@@ -94,6 +94,9 @@ def find_variant(name: str) -> Variant:
         raise ValueError(f"method {base!r}: expected one of {', '.join(VARIANTS)}")
     variant = VARIANTS[base + JITTERED if name.endswith(JITTERED) else base]
     settings = apply_settings(copy.deepcopy(dict(variant.settings)), changes.split(AND))
+    for key, instead in (("seed", "--seeds"), ("method", "the row of that method")):
+        if settings.get(key) != variant.settings.get(key):
+            raise ValueError(f"method {name!r}: {key} is not a row's to set: expected {instead}")
     configuration(replace(variant, settings=settings), PRESETS["quick"], 0, 2)  # refuses unknown settings here
     return replace(variant, name=name, title=f"{variant.title}, {changes}", settings=settings)
 

@@ -113,7 +113,7 @@ def write_catalogue(data_dir: str | Path, path: Path) -> None:
     rows = read_benchmark(data_dir / BENCHMARK)
     table = {"file": str(data_dir / BENCHMARK), "path": "file", "patient": "group", "label": "label"}
     entries = {
-        name: {"folder": str(data_dir), "files": [row["file"] for row in chosen], "table": table}
+        name: {"folder": str(data_dir), "files": [row["file"] for row in chosen], "table": dict(table)}
         for site in sorted({row["site"] for row in rows})
         for name, chosen in ((site, training_rows(rows, site)), (f"{site}-unseen", unseen_rows(rows, site)))
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
 
@@ -43,6 +44,8 @@ Job = TypeVar("Job", bound=AnyRun)
 
 app = typer.Typer(no_args_is_help=True, help="Methods side by side, on public data.")
 
+MOST_SEEDS = 1000
+"""More are a slip of the hand."""
 EPILOG = (
     "Examples:\n\nfedad benchmark wbc --data wbc --methods fedad,moon --out bench\n\nfedad benchmark wbc --data wbc "
     "--methods all --seeds 0,1,2 --preset full --workers 2 --out bench\n\nfedad benchmark wbc --data wbc --exact "
@@ -187,15 +190,17 @@ def table(
         complain(str(error))
         raise typer.Exit(1) from None
     for overview in overviews(results.rows, metric):
-        shown = Table(box=None, title=f"{overview['target']}, {METRICS.get(metric, metric)}")
+        shown = Table(box=None, title=escape(f"{overview['target']}, {METRICS.get(metric, metric)}"))
         shown.add_column("method", overflow="fold")
         for column in ("seeds", *overview["protocols"], "NT-Xent (chance)"):
-            shown.add_column(column, justify="right")
+            shown.add_column(escape(column), justify="right")
         for row in overview["rows"]:
-            shown.add_row(row["method"], str(row["n"]), *(cell["text"] for cell in row["cells"]), row["nt_xent"])
+            shown.add_row(
+                escape(row["method"]), str(row["n"]), *(cell["text"] for cell in row["cells"]), row["nt_xent"]
+            )
         console.print(shown)
     for path in written:
-        console.print(f"[green]✓[/] {path}", highlight=False)
+        console.print(f"[green]✓[/] {escape(str(path))}", highlight=False)
 
 
 def _baseline(results: Results) -> str:
@@ -210,21 +215,29 @@ def _numbers(text: str) -> list[int]:
     """``0,1,2`` or ``0-2``."""
     try:
         parts = [[int(end) for end in part.split("-")] for part in _listed(text)]
-        if not parts or any(len(ends) > 2 for ends in parts):
+        if any(len(ends) > 2 for ends in parts):
             raise ValueError
     except ValueError:
         complain(f"--seeds {text!r}: expected whole numbers with commas, such as 0,1,2, or a range, such as 0-4")
         raise typer.Exit(1) from None
-    return list(dict.fromkeys(number for ends in parts for number in range(ends[0], ends[-1] + 1)))
+    numbers = [number for ends in parts for number in islice(range(ends[0], ends[-1] + 1), MOST_SEEDS + 1)]
+    if not numbers or len(numbers) > MOST_SEEDS:
+        complain(f"--seeds {text!r}: expected 1 to {MOST_SEEDS:,} seeds, and the lower end of a range first")
+        raise typer.Exit(1)
+    return list(dict.fromkeys(numbers))
 
 
 def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Parts between commas; the command ends where there is none."""
+    if not (parts := [part.strip() for part in text.split(",") if part.strip()]):
+        complain(f"{text!r}: expected one name or number at least")
+        raise typer.Exit(1)
+    return parts
 
 
 def _run_all(runs: Sequence[Run], out: Path, preset: str, workers: int, console: Console) -> int:
     """Run what results.json lacks; how many failed."""
-    from fedad_components.benchmark.results import FILE_NAME, Results, Row, append_row
+    from fedad_components.benchmark.results import FILE_NAME, Results, Row, append_rows
     from fedad_components.benchmark.run import execute, open_results
     from fedad_components.benchmark.wbc import write_catalogue
 
@@ -235,8 +248,7 @@ def _run_all(runs: Sequence[Run], out: Path, preset: str, workers: int, console:
     console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them done before", highlight=False)
 
     def done(rows: list[Row]) -> str:
-        for row in rows:
-            append_row(out / FILE_NAME, row)
+        append_rows(out / FILE_NAME, rows)
         score = next((row for row in rows if row.protocol == "source"), rows[0])
         return f"balanced accuracy {score.metrics[METRIC]:.3f} ({score.protocol}), {score.seconds:.0f} s"
 
@@ -270,7 +282,7 @@ def _run_study(runs: Sequence[StudyRun], workers: int, console: Console) -> int:
     if outcomes := outcomes_in(out, study):
         write_results(facts, outcomes, out)
         for path in write_pages(study, facts, outcomes, out):
-            console.print(f"[green]✓[/] {path}", highlight=False)
+            console.print(f"[green]✓[/] {escape(str(path))}", highlight=False)
     return failed
 
 
@@ -339,10 +351,14 @@ def _command() -> str:
 def _report(results: Results, out: Path, console: Console) -> None:
     """Tables and pictures of everything that is in the folder by now."""
     from fedad_components.benchmark.figures import draw_all
-    from fedad_components.benchmark.logged import read_rows, read_runs
+    from fedad_components.benchmark.logged import RunsError, read_rows, read_runs
     from fedad_components.benchmark.tables import write_tables
 
     for path in write_tables(results, out, _baseline(results)):
-        console.print(f"[green]✓[/] {path}", highlight=False)
-    drawn = draw_all(read_runs([out]), read_rows([out]), out / "figures", METRIC)
-    console.print(f"[green]✓[/] {len(drawn.files)} pictures in {out / 'figures'}", highlight=False)
+        console.print(f"[green]✓[/] {escape(str(path))}", highlight=False)
+    try:
+        drawn = draw_all(read_runs([out]), read_rows([out]), out / "figures", METRIC)
+    except RunsError as error:  # nothing was trained, as for random initialisation
+        console.print(f"no pictures: {error}", highlight=False, markup=False)
+        return
+    console.print(f"[green]✓[/] {len(drawn.files)} pictures in {escape(str(out / 'figures'))}", highlight=False)

@@ -46,13 +46,21 @@ def card(
 ) -> None:
     """Write a model card from the records of the job. What only people know is left blank, and says so."""
     from fedad_components.export.model_card import model_card
+    from fedad_components.export.result import ExportError
     from fedad_components.files import write_atomic
 
     found = _read(result, config, evaluation)
     if out.exists() and not force:
         complain(f"{out} exists: use --force, or another --out")
         raise typer.Exit(1)
-    write_atomic(out, model_card(found, name or found.config.federation.experiment, licence).encode("utf-8"))
+    try:
+        write_atomic(out, model_card(found, name or found.config.federation.experiment, licence).encode("utf-8"))
+    except ExportError as error:
+        complain(error)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        complain(f"{out}: cannot be written ({error.strerror}): expected a file in a folder that exists")
+        raise typer.Exit(1) from None
     _tell(f"{out}\nFill in its blanks before you publish it; it names the sites: {', '.join(found.sites)}")
 
 

@@ -6,14 +6,16 @@ What only people know stays a blank that says so.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from html import escape
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
 from fedad_components import __version__
 from fedad_components.evaluation.results import Evaluation, Result
-from fedad_components.export.result import EXTRACTOR, JobResult
+from fedad_components.export.result import EXTRACTOR, ExportError, JobResult
 from fedad_components.fedsd.model import feature_count, has_small_stem
 
 BLANK = "*To be filled in: {}.*"
@@ -28,13 +30,22 @@ def model_card(result: JobResult, name: str, licence: str | None = None, weights
         name: title of the card.
         licence: of the weights, as Hugging Face spells it, such as ``apache-2.0``; a blank without it.
         weights: name of the weights' file beside the card.
+
+    Raises:
+        ExportError: for a licence that is no such identifier.
     """
+    if licence is not None and not re.fullmatch(r"[A-Za-z0-9.+_-]+", licence):
+        raise ExportError(f"licence {licence!r}: expected an identifier, such as apache-2.0")
     config, rounds = result.config, result.rounds
     last = [losses.contrastive for losses in rounds[-1].losses.values() if losses.contrastive is not None]
     as_of = {site: record.round for record in rounds for site in record.claims}
     refused = Counter(site for record in rounds for site in record.refused)
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        undefined=StrictUndefined,
+        finalize=_one_line,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     template = files("fedad_components.export").joinpath("model_card.md.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
@@ -63,6 +74,11 @@ def model_card(result: JobResult, name: str, licence: str | None = None, weights
         figure=_figure,
         blank=BLANK.format,
     )
+
+
+def _one_line(value: object) -> object:
+    """Names come from sites and files: none of them makes HTML or a heading of the card."""
+    return escape(" ".join(value.splitlines()), quote=False) if isinstance(value, str) else value
 
 
 def _initial(result: JobResult) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,13 @@ from fedad_components.methods.local import SHARED_PREFIX, shared_spec
 if TYPE_CHECKING:
     from fedad_components.config import FedADConfig, InitialWeights, ModelConfig
 
+METADATA: Mapping[str, Collection[str]] = {
+    "norm": ("batch", "local", "group", "folded"),
+    "image_size": {str(side) for side in range(1, 4097)},
+    "stem": ("auto", "imagenet", "small"),
+    "base_channels": {str(channels) for channels in range(1, FULL_WIDTH + 1)},
+}
+"""What the file of an exported extractor says of it, and which values make sense."""
 HEAD_PREFIX = "head."
 STEM_KERNEL = 7
 WRAPPERS = ("_module.", "module.", "_orig_mod.")
@@ -320,11 +327,15 @@ def load_extractor(path: str | Path) -> nn.Module:
     exported, metadata = read_tensors(path)
     if not {"norm", "image_size"} <= metadata.keys():
         raise StateError(f"{path}: the metadata lacks norm and image_size; expected a file written by save_extractor")
+    told = {"stem": "auto", "base_channels": str(FULL_WIDTH), **metadata}
+    for key, possible in METADATA.items():
+        if told[key] not in possible:
+            raise StateError(f"{path}: metadata {key} is {told[key]!r}: no extractor of save_extractor has that")
     config: Any = SimpleNamespace(
-        norm=metadata["norm"],
-        image_size=int(metadata["image_size"]),
-        stem=metadata.get("stem", "auto"),
-        base_channels=int(metadata.get("base_channels", FULL_WIDTH)),
+        norm=told["norm"],
+        image_size=int(told["image_size"]),
+        stem=told["stem"],
+        base_channels=int(told["base_channels"]),
     )
     extractor = build_extractor(config)
     load_wire_state(from_torchvision(exported, config), extractor, norm=config.norm)

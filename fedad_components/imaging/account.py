@@ -165,3 +165,7 @@ class DataRefused(RuntimeError):
     def __init__(self, message: str, account: Account) -> None:
         super().__init__(message)
         self.account = account
+
+    def __reduce__(self) -> tuple[type[DataRefused], tuple[str, Account]]:
+        """So that a worker's refusal reaches the process that asked."""
+        return DataRefused, (str(self), self.account)

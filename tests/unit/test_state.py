@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,11 @@ def test_load_extractor_refuses_other_files(tmp_path: Path) -> None:
     for name in ("text", "absent"):
         with pytest.raises(states.StateError, match="cannot be read"):
             states.load_extractor(tmp_path / name)
+    whole = {"norm": "batch", "image_size": "64", "stem": "small", "base_channels": "64"}
+    for key, value in (("norm", "[red]"), ("image_size", "abc"), ("image_size", "1000000"), ("base_channels", "-1")):
+        save_file({"a": torch.zeros(1)}, tmp_path / "odd.safetensors", {**whole, key: value})
+        with pytest.raises(states.StateError, match=rf"odd\.safetensors: metadata {key} is '{re.escape(value)}'"):
+            states.load_extractor(tmp_path / "odd.safetensors")
 
 
 def weights_file(tmp_path: Path, state: dict[str, Tensor]) -> dict[str, str]:

@@ -5,11 +5,13 @@ It holds no name of a patient.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedad_components.benchmark.results import ResultsError
 from fedad_components.mil.evaluate import Run, over_sites
 from fedad_components.mil.evaluate_classes import Classified
 from fedad_components.mil.evaluate_survival import Survived
@@ -56,6 +58,18 @@ class Outcome(_Stored):
     seconds: Annotated[Finite, Field(ge=0)] = Field(0.0, description="wall-clock time of the training")
     bytes: Count = Field(0, description="bytes of the tensors that the sites sent")
     impossible: str | None = Field(None, description="why nothing could be trained")
+
+    @classmethod
+    def load(cls, path: Path) -> Outcome:
+        """Read an ``outcome.json``.
+
+        Raises:
+            ResultsError: if the file is damaged.
+        """
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ResultsError(f"{path}: no outcome of a run ({error}): remove it, and the run is done again") from None
 
     @property
     def whole(self) -> Run:

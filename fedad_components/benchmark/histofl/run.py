@@ -95,7 +95,7 @@ def execute(run: Run) -> Outcome:
         StudyError: if the data cannot be used.
     """
     if run.outcome.exists():
-        return Outcome.model_validate_json(run.outcome.read_text(encoding="utf-8"))
+        return Outcome.load(run.outcome)
     cohort = run.study.load(run.data_dir)
     facts: dict[str, Any] = {"method": run.variant_name, "title": run.variant.title, "seed": run.seed}
     try:
@@ -210,6 +210,6 @@ def outcomes_in(out: Path, study: Study) -> list[Outcome]:
     found = []
     for variant in study.variants:
         paths = (out / "runs" / variant.name).glob(f"*/{FILE_NAME}")
-        of_variant = [Outcome.model_validate_json(path.read_text(encoding="utf-8")) for path in paths]
+        of_variant = [Outcome.load(path) for path in paths]
         found += sorted(of_variant, key=lambda outcome: outcome.seed)
     return found

@@ -171,6 +171,25 @@ def test_seeds_are_put_together_and_nothing_else(bench: Path) -> None:
     }
 
 
+def test_odd_names_and_files(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "$x$ $\\foo{$" / "0", {}, 0)
+    write_run(tmp_path / "a" / "b" / "0", {"loss": {"gamma": 0.0}}, 0)
+    assert "07_convergence" in draw_all(read_runs([tmp_path / "a"]), [], tmp_path / "out").files
+    write_run(tmp_path / "late", {}, 0)
+    records = tmp_path / "late" / "rounds.jsonl"
+    last = json.loads(records.read_text().splitlines()[-1])
+    records.write_text(records.read_text() + json.dumps({**last, "round": 10**12}) + "\n")
+    with pytest.raises(RunsError, match=r"late.rounds\.jsonl: round 1,000,000,000,000: expected fewer than 100,000"):
+        read_runs([tmp_path / "late"])
+    write_run(tmp_path / "text", {}, 0)
+    (tmp_path / "text" / "by_round.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(RunsError, match=r"by_round\.jsonl: expected UTF-8"):
+        read_runs([tmp_path / "text"])
+    (tmp_path / "text" / "config.json").write_text('{"algorithm": "histofl"}')
+    with pytest.raises(RunsError, match=r"text.config\.json: no configuration of FedAD"):
+        read_runs([tmp_path / "text"])
+
+
 def test_a_run_alone_is_not_called_by_its_seed(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "fedad" / "west" / "0", {}, 0)
     assert [group.label for group in grouped(read_runs([tmp_path]))] == ["runs/fedad/west"]

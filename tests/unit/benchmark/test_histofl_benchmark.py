@@ -159,7 +159,7 @@ def test_the_command_runs_what_is_missing(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_a_benchmark_that_is_ended(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", "from fedad_components.cli import main; main()"]
     command += ["benchmark", "histofl", "--data", str(data), "--study", "kirc", "--out", str(tmp_path)]
@@ -180,7 +180,7 @@ def test_no_worker_outlives_a_benchmark_that_is_ended(data: Path, tmp_path: Path
             assert not alive
         finally:
             benchmark.kill()
-    assert benchmark.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    assert benchmark.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
 
 
 def test_what_cannot_be_run_is_said_at_once(data: Path, tmp_path: Path) -> None:
@@ -195,6 +195,9 @@ def test_what_cannot_be_run_is_said_at_once(data: Path, tmp_path: Path) -> None:
     assert "'centre': expected one of central, alone-1" in said("--methods", "centre")
     assert "expected whole numbers with commas" in said("--seeds", "0-1-2")
     assert "--data names the folder with mil/ and survival/" in said("--data", str(tmp_path))
+    (tmp_path / "outcome.json").write_text("{")
+    with pytest.raises(ResultsError, match=r"(?s)outcome\.json: no outcome of a run .*: remove it"):
+        Outcome.load(tmp_path / "outcome.json")
     open_study(tmp_path / "out", "kirc, 8 epochs", "fedad benchmark histofl")
     assert "choose another --out" in said()
     (tmp_path / "out" / "results.json").write_text("{}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fedad_components.benchmark.results import METRICS, Facts, Results, ResultsError, Row, append_row
+from fedad_components.benchmark.results import METRICS, Facts, Results, ResultsError, Row, append_rows
 from fedad_components.evaluation import scores
 
 FACTS = Facts(preset="quick", command="fedad benchmark wbc", versions={"torch": "2"}, date="2026-01-31")
@@ -26,7 +26,7 @@ def test_scores_are_those_of_the_evaluation() -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     results = Results(facts=FACTS, rows=[Row(**ROW), Row(**{**ROW, "seed": 1, "nt_xent": None})])
     results.write(tmp_path / "results.json")
-    append_row(tmp_path / "results.json", Row(**{**ROW, "seed": 2}))
+    append_rows(tmp_path / "results.json", [Row(**{**ROW, "seed": 2})])
     found = Results.load(tmp_path / "results.json")
     assert found.rows[:2] == results.rows
     assert [row.seed for row in found.rows] == [0, 1, 2]
@@ -38,7 +38,7 @@ def test_a_row_twice_is_refused_and_the_file_stays(tmp_path: Path) -> None:
     Results(facts=FACTS, rows=[Row(**ROW)]).write(path)
     before = path.read_bytes()
     with pytest.raises(ResultsError, match="method 'fedad', seed 0, target 'bccd', protocol 'source'"):
-        append_row(path, Row(**{**ROW, "metrics": {"f1": 0.6}}))
+        append_rows(path, [Row(**{**ROW, "seed": 9}), Row(**{**ROW, "metrics": {"f1": 0.6}})])
     assert path.read_bytes() == before
     content = json.loads(before)
     path.write_text(json.dumps({**content, "rows": content["rows"] * 2}))
@@ -47,7 +47,7 @@ def test_a_row_twice_is_refused_and_the_file_stays(tmp_path: Path) -> None:
 
 
 def _append(path: Path, seed: int) -> None:
-    append_row(path, Row(**{**ROW, "seed": seed}))
+    append_rows(path, [Row(**{**ROW, "seed": seed})])
 
 
 def test_processes_do_not_lose_each_others_rows(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,8 @@ def test_a_row_may_deviate_in_settings() -> None:
         "mono@views.hue=0.1": "'mono': expected one of",
         "moon@hue": "expected SECTION.KEY=VALUE",
         "moon@views.hues=1": "views.hues = 1: unknown key",
+        "fedad@seed=7": "seed is not a row's to set: expected --seeds",
+        "fedad@method=moon": "method is not a row's to set: expected the row of that method",
     }.items():
         with pytest.raises(ValueError, match=complaint):
             find_variant(name)
@@ -204,6 +207,29 @@ def test_a_run_that_was_interrupted_starts_anew(laboratories: Path, tmp_path: Pa
     assert finished_rounds(replace(run, seed=5).records, since=0.0) == 0
 
 
+def test_a_laboratory_that_is_refused_is_named_by_its_worker(laboratories: Path, tmp_path: Path) -> None:
+    """The refusal crosses from one process to another, and other runs are not taken down with it."""
+    shutil.copytree(laboratories, tmp_path / "data")
+    for broken in sorted((tmp_path / "data" / "images" / "north" / "left").iterdir())[:8]:
+        broken.write_bytes(b"")
+    command = ["benchmark", "wbc", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--exact"]
+    result = CliRunner().invoke(app, [*command, "--target", "east", "--methods", "random", "--seeds", "0,1"])
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
+    assert said.count("DataRefused") == 2
+    assert "north" in said
+    assert "max_rejected" in said
+
+
+@pytest.mark.slow
+def test_random_initialisation_alone_has_tables_and_no_pictures(laboratories: Path, tmp_path: Path) -> None:
+    command = ["benchmark", "wbc", "--data", str(laboratories), "--out", str(tmp_path / "out"), "--exact"]
+    result = CliRunner().invoke(app, [*command, "--target", "east", "--methods", "random", "--seeds", "0"])
+    assert result.exit_code == 0, result.output
+    assert "no pictures" in result.output
+    assert (tmp_path / "out" / "results.md").exists()
+
+
 def test_results_of_two_presets_are_not_mixed(tmp_path: Path) -> None:
     first = open_results(tmp_path / "bench", "quick", "fedad benchmark")
     assert open_results(tmp_path / "bench", "quick", "another") == first
@@ -217,6 +243,9 @@ def test_results_of_two_presets_are_not_mixed(tmp_path: Path) -> None:
     [
         (["--methods", "fedda"], "method 'fedda': expected one of random, fedad"),
         (["--seeds", "one"], "--seeds 'one': expected whole numbers"),
+        (["--seeds", "5-3"], "--seeds '5-3': expected 1 to 1,000 seeds, and the lower end of a range first"),
+        (["--seeds", "0-1000000000000"], "expected 1 to 1,000 seeds"),
+        (["--methods", ","], "',': expected one name or number at least"),
     ],
 )
 def test_a_wrong_argument_is_named(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -65,6 +65,13 @@ def test_markdown_is_well_formed_and_right() -> None:
     assert all(mark in text.split("## Cost")[1] for mark in ("¹", "²", "³"))
 
 
+def test_a_name_is_text_and_nothing_else() -> None:
+    text = markdown(results("<script>x</script>\n# title | cell"), "base", "f1")
+    assert "<script>" not in text
+    assert all(len({len(row) for row in table}) == 1 for table in tables(text))
+    assert "\n# title" not in text
+
+
 def test_what_stain_jitter_adds_is_paired_by_seed() -> None:
     found, rows = results(), []
     gains = {"fedad": {0: 0.05, 2: 0.15, 9: 0.4}, "base": {0: 0.1}}  # seed 9 is not among those without

@@ -200,6 +200,21 @@ def test_the_evaluation_is_shown_with_what_it_lacks(tmp_path: Path) -> None:
     assert "Nothing was measured" not in card
 
 
+def test_names_in_a_card_are_text(tmp_path: Path) -> None:
+    write_result(tmp_path / "fedad", SMALL)
+    result = JobResult.read(tmp_path / "fedad")
+    card = model_card(result, "<script>x</script>\n# A heading")
+    assert "<script>" not in card
+    assert "\n# A heading" not in card
+    for licence in ("mit: [x]\nfoo: bar", "mit # x"):
+        with pytest.raises(ExportError, match=r"expected an identifier, such as apache-2\.0"):
+            model_card(result, "Encoder", licence)
+    command = ["export", "card", str(tmp_path / "fedad"), "--out", str(tmp_path / "none" / "card.md")]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 1
+    assert "expected a file in a folder that exists" in " ".join(refused.output.split())
+
+
 def test_files_of_two_jobs_are_refused(tmp_path: Path) -> None:
     write_result(tmp_path / "a", SMALL)
     write_result(tmp_path / "b", {"model": {"image_size": 40, "base_channels": 32}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import shutil
 import signal
 import stat
@@ -196,6 +197,8 @@ def test_thresholds(folder: Path, tmp_path: Path) -> None:
     ) as caught:
         ingest(data_set(folder, max_rejected=0.05), tmp_path / "cache", SIDE)
     assert caught.value.account.used == 12
+    travelled = pickle.loads(pickle.dumps(caught.value))  # from a worker to the process that asked
+    assert (str(travelled), travelled.account) == (str(caught.value), caught.value.account)
     assert "broken.png" not in str(caught.value)
     with pytest.raises(DataRefused, match=r"max_rejected is 5\.0%"):
         open_cache(data_set(folder, max_rejected=0.05), tmp_path / "cache", SIDE)
