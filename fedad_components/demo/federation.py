@@ -79,7 +79,6 @@ class Federation:
         self._registered_before: dict[str, int] = {}
         self._sessions: dict[str, Session] = {}
         self._refused: Exception | None = None  # why the server last turned a session down
-        self._signals = contextlib.ExitStack()
         self._submitted = 0
         self._project = _project(self.sites)
         self.people = {item["role"]: item["name"] for item in self._project["participants"] if item["type"] == "admin"}
@@ -333,6 +332,7 @@ class Federation:
 
     def __enter__(self) -> Federation:
         atexit.register(self.stop)
+        self._signals = contextlib.ExitStack()
         self._signals.enter_context(exit_on_signals())
         return self
 

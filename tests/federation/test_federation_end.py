@@ -17,7 +17,7 @@ from fedad_components.demo.federation import Federation
 
 class Interrupted(Federation):
     def __init__(self, log):
-        self.log, self.stops, self._signals = log, 0, {}
+        self.log, self.stops = log, 0
     def stop(self):
         self.stops += 1
         if self.stops == 1:
