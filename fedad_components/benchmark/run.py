@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
-import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -35,6 +33,7 @@ from fedad_components.fedsd.state import extractor_part, initial_state, load_ext
 from fedad_components.fedsd.trainer import LocalTrainer, choose_device
 from fedad_components.files import make_private_dir, write_atomic, write_tensors
 from fedad_components.records import FILE_NAME, append_record
+from fedad_components.signals import exit_with_parent
 from fedad_components.simulation import Simulation
 
 CONFIG, EXTRACTOR, TRAINED, EVALUATION = "config.json", "extractor.safetensors", "trained.json", "evaluation.json"
@@ -104,16 +103,10 @@ def use_cores(workers: int) -> None:
     Threads that wait for each other in a busy loop made an evaluation six times as long on a loaded machine. The worker
     ends with the process that started it, even if that was killed: else it would train on, beside the next attempt.
     """
-    if parent := multiprocessing.parent_process():
-        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    exit_with_parent()
     threads = max(1, (os.cpu_count() or 1) // workers)
     torch.set_num_threads(threads)
     threadpool_limits(threads)
-
-
-def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
 
 
 def open_results(out: Path, preset: str, command: str) -> Results:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import BinaryIO
 
+from fedad_components.signals import exit_with_parent
 from fedad_components.wire import Reason
 from fedad_components.worker.protocol import Message, receive, send
 
@@ -23,7 +22,7 @@ def main() -> None:
     # Whatever a library prints must not fall between two frames: stdout is kept for frames, prints go to the log.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    exit_with_parent()  # an orphan would hold the site's lock and its GPU
     request = receive(requests)
     if request is None:
         return
@@ -127,10 +126,3 @@ def _reply_failure(replies: BinaryIO, error: Exception) -> None:
     logger.exception("%s", reason.value)
     message = f"{type(error).__name__}: {error}"
     send(replies, Message("failure", {"reason": reason.value, "message": message, "rule": rule}))
-
-
-def _exit_with_parent(parent: int) -> None:
-    """End when the parent is gone: an orphan would hold the site's lock and its GPU."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
