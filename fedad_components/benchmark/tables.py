@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
@@ -147,7 +147,9 @@ def _marked(scores: Sequence[Sequence[float]], all_scores: Sequence[Sequence[Seq
 
 def _one_cell(value: object) -> object:
     """A label with a bar or a new line would end its cell of a Markdown table, and HTML in it would be HTML."""
-    return escape(" ".join(value.split("\n")), quote=False).replace("|", "\\|") if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", " ".join(value.splitlines())).replace("|", "\\|")  # "< .001" stays
 
 
 def _sections(rows: Sequence[Row], families: dict[tuple[str, str], Family]) -> Iterator[dict[str, Any]]:

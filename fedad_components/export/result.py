@@ -131,12 +131,12 @@ def _check(result: JobResult, config_path: Path) -> None:
         "base_channels": str(model.base_channels),
         "image_size": str(model.image_size),
     }
+    if "rounds" not in told:
+        raise ExportError(
+            f"{result.extractor}: of no finished job (a run of `fedad benchmark` is none): expected the folder 'fedad' "
+            f"of a downloaded job"
+        )
     for key, value in expected.items():
-        if key == "rounds" and key not in told:
-            raise ExportError(
-                f"{result.extractor}: of no finished job (a run of `fedad benchmark` is none): expected the folder "
-                f"'fedad' of a downloaded job"
-            )
         if told.get(key) != value:
             beside = records.FILE_NAME if key == "rounds" else config_path
             raise ExportError(
