@@ -63,6 +63,7 @@ def test_markdown_is_well_formed_and_right() -> None:
         "Cost of one training³",
     ]
     assert all(mark in text.split("## Cost")[1] for mark in ("¹", "²", "³"))
+    assert [part[:2] for part in text.rstrip().split("\n\n")[-4:]] == ["¹ ", "² ", "³ ", "Tr"]  # a paragraph each
 
 
 def test_a_name_is_text_and_nothing_else() -> None:
